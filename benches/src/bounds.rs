@@ -114,7 +114,7 @@ fn bound(
 ) -> Option<Bound> {
     let row = find(report, of, variant)?;
     let host = find(report, of, "host").map(|row| row["median"].as_u64());
-    let figure = Figure {
+    let figure = MedianPair {
         guest: row["median"].as_u64(),
         host: host.flatten(),
         unit: row["unit"].as_str().unwrap_or_default(),
@@ -152,7 +152,7 @@ fn bound(
 }
 
 /// A median beside the host's.
-struct Figure<'a> {
+struct MedianPair<'a> {
     guest: Option<u64>,
     host: Option<u64>,
     unit: &'a str,
@@ -161,7 +161,7 @@ struct Figure<'a> {
 /// Whether a bound is held, and what is and what has to be.
 type Judged = (Option<bool>, String);
 
-impl Figure<'_> {
+impl MedianPair<'_> {
     fn shown(&self, value: u64) -> String {
         let figure = number(&value.into(), self.unit);
         format!("{figure} {}", unit(self.unit).0)

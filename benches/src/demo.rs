@@ -51,7 +51,7 @@ pub struct DemoArgs {
 
 /// What came of one request; frequencies in kHz.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Row {
+struct OppRow {
     vcpu: usize,
     pcpu: u32,
     asked: u32,
@@ -69,7 +69,7 @@ struct Row {
     made_up: bool,
 }
 
-impl Row {
+impl OppRow {
     fn right(&self) -> bool {
         let mut wanted = self.wanted.into_iter();
         wanted.any(|wanted| self.is_near(self.host, wanted) && self.is_near(self.read, wanted))
@@ -141,7 +141,7 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
     let report = json!({
         "held": wrong == 0, "board": machine.board, "host_kernel": machine.kernel,
         "guest_kernel": kernel, "elapsed_s": begun.elapsed().as_secs(), "opps_checked": rows.len(), "opps_wrong": wrong,
-        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+        "rows": rows.iter().map(OppRow::json).collect::<Vec<_>>(),
     });
     Ok(Some(Findings {
         text: text(&machine, &kernel, &rows),
@@ -166,7 +166,7 @@ fn sweep(
     vcpu: usize,
     (machine, floors): (&BenchMachine, &[PolicyFloor]),
     base: u64,
-) -> Result<Vec<Row>> {
+) -> Result<Vec<OppRow>> {
     let (pcpu, _) = guest.vcpus[vcpu];
     let cluster = machine
         .cluster_of(pcpu)
@@ -221,7 +221,7 @@ fn request(
     cluster: &Cluster,
     (asked, wanted): (u32, [u32; 2]),
     base: u64,
-) -> Result<Row> {
+) -> Result<OppRow> {
     let (pcpu, tid) = guest.vcpus[vcpu];
     let speed = policy_file(vcpu, "scaling_setspeed");
     let register = base + REGION_STRIDE * u64::try_from(vcpu)?;
@@ -233,7 +233,7 @@ fn request(
     let clamp = clamp_of(tid);
     let read = ask(guest, &format!("peek {vcpu} {register:#x}"))?.parse()?;
     ask(guest, "join demo")?;
-    Ok(Row {
+    Ok(OppRow {
         vcpu,
         pcpu,
         asked,
@@ -275,7 +275,7 @@ fn clamp_of(tid: i32) -> Option<(u32, u32)> {
     effective_clamp(&std::fs::read_to_string(format!("/proc/{tid}/sched")).ok()?)
 }
 
-fn text(machine: &BenchMachine, kernel: &str, rows: &[Row]) -> String {
+fn text(machine: &BenchMachine, kernel: &str, rows: &[OppRow]) -> String {
     let mhz = |khz: u32| khz / 1000;
     let mut text = format!(
         "\n{}: Linux {}; guest: Linux {kernel}, a busy vCPU on a CPU of each cluster\n\n\
@@ -302,7 +302,7 @@ fn text(machine: &BenchMachine, kernel: &str, rows: &[Row]) -> String {
 }
 
 /// How many rows are wrong, and what is to be known of the others.
-fn verdict(machine: &BenchMachine, rows: &[Row]) -> String {
+fn verdict(machine: &BenchMachine, rows: &[OppRow]) -> String {
     let wrong = rows.iter().filter(|row| !row.right()).count();
     let verdict = match wrong {
         0 => "The loop is closed",
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_row_is_right_when_host_and_guest_agree() {
-        let row = Row {
+        let row = OppRow {
             vcpu: 0,
             pcpu: 0,
             asked: 600_000,
@@ -363,17 +363,17 @@ mod tests {
         };
         assert!(row.right());
         let wrong = [
-            Row {
+            OppRow {
                 host: 600_000,
                 ..row
             },
-            Row {
+            OppRow {
                 read: 600_000,
                 ..row
             },
         ];
         assert!(wrong.iter().all(|row| !row.right()));
-        let either = Row {
+        let either = OppRow {
             wanted: [900_000, 1_000_000],
             ..row
         };
@@ -384,9 +384,9 @@ mod tests {
             (855_000, true),
             (854_000, false),
         ] {
-            let near = Row { host, ..row };
+            let near = OppRow { host, ..row };
             assert!(!near.right());
-            let made_up = Row {
+            let made_up = OppRow {
                 made_up: true,
                 ..near
             };

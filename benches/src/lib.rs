@@ -65,7 +65,7 @@ use report::BenchReport;
 use scenario::Scenario;
 use scenarios::SCENARIOS;
 use session::Session;
-use trace::Trace;
+use trace::RepeatTrace;
 pub use undo::undo_killed;
 use variant::Variant;
 pub use vcpufreq_load::{IO_DEVICE, NAME as LOAD, NULL_BLK, run as load};
@@ -114,7 +114,7 @@ pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> 
     let mut report = BenchReport::new(&machine, args);
     let _governors = FreqLimits::governors(&machine)?;
     {
-        let trace = Trace::create(base).context("making a trace of the bench's own")?;
+        let trace = RepeatTrace::create(base).context("making a trace of the bench's own")?;
         let variants = args.variants();
         let (all, s) = repeats(variants.clone(), &scenarios, args.repeats);
         eprintln!(
@@ -153,7 +153,7 @@ fn repeats(
 /// What was measured, and how much of all that is.
 type SoFar<'a> = (&'a mut BenchReport, &'a mut Progress);
 /// What a variant is measured with.
-type Setting<'a> = (&'a BenchMachine, &'a Trace, &'a BenchArgs);
+type Setting<'a> = (&'a BenchMachine, &'a RepeatTrace, &'a BenchArgs);
 
 fn measure_variant(
     setting: Setting,

@@ -14,7 +14,7 @@ use crate::residency;
 use crate::rest::settled;
 use crate::scenario::{CpuSelection, PLAIN, Scenario, expanded};
 use crate::scenarios::SCENARIOS;
-use crate::trace::Seen;
+use crate::trace::RepeatEvents;
 use crate::tracefs::{FrequencyEvent, Mmio, Switch};
 
 const LOAD: i32 = 99;
@@ -68,13 +68,13 @@ fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
     let mark = |name, us| mark(name, us, cpu);
     let switch = |us, prev, next| switch(us, cpu, (prev, next));
     Observed {
-        seen: Seen {
+        seen: RepeatEvents {
             changes: changes
                 .iter()
                 .map(|&(us, khz)| change(us, cpu, khz))
                 .collect(),
             switches: vec![switch(1000, 0, LOAD), switch(9100, LOAD, 0)],
-            ..Seen::default()
+            ..RepeatEvents::default()
         },
         marks: vec![mark("start", 1050), mark("end", 5000), mark("done", 9000)],
         figures: [("turns".to_owned(), 7), ("done".to_owned(), 2)].into(),

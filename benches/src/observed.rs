@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use crate::load_log::Mark;
-use crate::trace::Seen;
+use crate::trace::RepeatEvents;
 
 /// One repeat.
 #[derive(Debug)]
 pub struct Observed {
     /// From the host's trace.
-    pub seen: Seen,
+    pub seen: RepeatEvents,
     /// The load's own.
     pub marks: Vec<Mark>,
     /// What its first thread did, by name.

@@ -10,15 +10,15 @@ use crate::machine::{BenchMachine, Cluster};
 use crate::observed::Observed;
 
 /// µs at each frequency in kHz; 0 where nothing was requested.
-pub type Times = BTreeMap<u64, u64>;
+pub type TimeAtFreq = BTreeMap<u64, u64>;
 
 /// The times of all repeats of a scenario.
 #[derive(Debug, Default)]
 struct Sums {
     /// Of the cluster that the load starts on.
-    ran: Times,
+    ran: TimeAtFreq,
     /// Of the requests of the cluster's vCPUs.
-    requested: Times,
+    requested: TimeAtFreq,
     /// For which the pCPU that the load starts on ran the load's threads or the vCPUs, in µs.
     own_us: u64,
     /// For which it ran other threads.
@@ -78,7 +78,7 @@ pub fn json(machine: &BenchMachine, observed: &[Observed]) -> Option<Value> {
     for one in observed {
         sums.add(machine, one)?;
     }
-    let pairs = |times: Times| times.into_iter().collect::<Vec<_>>();
+    let pairs = |times: TimeAtFreq| times.into_iter().collect::<Vec<_>>();
     Some(json!({
         "ran_us": pairs(sums.ran), "requested_us": pairs(sums.requested),
         "own_us": sums.own_us, "others_us": sums.others_us,

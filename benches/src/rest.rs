@@ -11,16 +11,16 @@ use crate::observed::{Observed, Unsettled};
 
 /// A policy above its minimum, on the host or in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Above {
+pub struct SideAboveMinimum {
     /// `host` or `guest`.
     side: &'static str,
-    policy: settle::Above,
+    policy: settle::AboveMinimum,
 }
 
-impl Above {
+impl SideAboveMinimum {
     /// Reads what a load program of this side answers.
     pub fn read(side: &'static str, answer: &str) -> Result<Vec<Self>> {
-        let policies: Vec<settle::Above> =
+        let policies: Vec<settle::AboveMinimum> =
             serde_json::from_str(answer).with_context(|| format!("not understood: '{answer}'"))?;
         let above = policies.into_iter().map(|policy| Self { side, policy });
         Ok(above.collect())
@@ -39,7 +39,7 @@ impl Above {
 
     /// In a line, with what to change.
     pub fn text(&self) -> String {
-        let settle::Above {
+        let settle::AboveMinimum {
             policy,
             khz,
             min_khz,
@@ -58,7 +58,7 @@ impl Above {
 /// How far governors came down in rounds of wake-ups.
 #[derive(Debug, Default)]
 pub struct Rounds {
-    last: Vec<Above>,
+    last: Vec<SideAboveMinimum>,
     same: u32,
 }
 
@@ -68,7 +68,7 @@ const STEADY: u32 = 6;
 
 impl Rounds {
     /// Whether another round is of use after one that left this.
-    pub fn go_on(&mut self, above: Vec<Above>) -> bool {
+    pub fn go_on(&mut self, above: Vec<SideAboveMinimum>) -> bool {
         self.same = if above == self.last { self.same + 1 } else { 1 };
         self.last = above;
         !self.settled() && self.same < STEADY
@@ -76,11 +76,11 @@ impl Rounds {
 
     /// Whether nothing is above what it can come down to.
     pub fn settled(&self) -> bool {
-        self.last.iter().all(Above::rests)
+        self.last.iter().all(SideAboveMinimum::rests)
     }
 
     /// What the last round left.
-    pub fn above(self) -> Vec<Above> {
+    pub fn above(self) -> Vec<SideAboveMinimum> {
         self.last
     }
 }
@@ -116,9 +116,9 @@ mod tests {
 
     use super::*;
 
-    fn above(policy: &str, khz: u64, server: Option<(u64, u64)>) -> Above {
+    fn above(policy: &str, khz: u64, server: Option<(u64, u64)>) -> SideAboveMinimum {
         let policy = json!({ "policy": policy, "khz": khz, "min_khz": 300_000, "server": server });
-        let read = Above::read("host", &json!([policy]).to_string());
+        let read = SideAboveMinimum::read("host", &json!([policy]).to_string());
         read.unwrap().remove(0)
     }
 
@@ -138,8 +138,8 @@ mod tests {
             "{text}"
         );
         assert_eq!(high.text(), "host policy4 at 851000 kHz, lowest 300000");
-        assert_eq!(Above::read("host", "[]").unwrap(), []);
-        assert!(Above::read("guest", "policy0").is_err());
+        assert_eq!(SideAboveMinimum::read("host", "[]").unwrap(), []);
+        assert!(SideAboveMinimum::read("guest", "policy0").is_err());
     }
 
     #[test]

@@ -16,9 +16,9 @@ const BETWEEN: Duration = Duration::from_millis(100);
 
 /// The service, in force. Dropping it ends it.
 #[derive(Debug)]
-pub struct Service(Piped);
+pub struct ScxProcess(Piped);
 
-impl Service {
+impl ScxProcess {
     /// Starts it.
     pub fn start() -> Result<Self> {
         let mut command = Command::new(program()?);
@@ -36,7 +36,7 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for ScxProcess {
     fn drop(&mut self) {
         // Else it is killed, and the kernel ends its scheduler.
         let _ = scx("stop");

@@ -14,10 +14,10 @@ use crate::load_log::marks;
 use crate::machine::{BenchMachine, Cluster};
 use crate::observed::{Observed, Unsettled};
 use crate::progress::Progress;
-use crate::rest::{Above, Rounds, settled};
+use crate::rest::{Rounds, SideAboveMinimum, settled};
 use crate::scenario::{Hold, Scenario, expanded};
-use crate::scx::Service;
-use crate::trace::Trace;
+use crate::scx::ScxProcess;
+use crate::trace::RepeatTrace;
 use crate::variant::Variant;
 
 /// Rounds of wake-ups until the governors are given up on, where each changes something.
@@ -38,9 +38,9 @@ pub struct Session<'a> {
     /// What runs beside the load in a guest of its own.
     second: Option<Guest>,
     /// What the last settled state left above its minimum.
-    rest: Vec<Above>,
+    rest: Vec<SideAboveMinimum>,
     // Ended after its guests.
-    _service: Option<Service>,
+    _service: Option<ScxProcess>,
 }
 
 impl<'a> Session<'a> {
@@ -52,7 +52,9 @@ impl<'a> Session<'a> {
         (words, two): (&str, bool),
         args: &BenchArgs,
     ) -> Result<Self> {
-        let service = (variant == Variant::Scx).then(Service::start).transpose()?;
+        let service = (variant == Variant::Scx)
+            .then(ScxProcess::start)
+            .transpose()?;
         let host = LoadClient::on_host()?;
         let clamp = ["--clamp", &args.clamp];
         let bridge = variant.bridge().map(|more| [&clamp, more].concat());
@@ -77,7 +79,7 @@ impl<'a> Session<'a> {
     pub fn measure(
         &mut self,
         scenario: &Scenario,
-        trace: &Trace,
+        trace: &RepeatTrace,
         progress: &mut Progress,
     ) -> Result<Vec<Observed>> {
         self.keep_aside(scenario.aside(self.machine))?;
@@ -116,7 +118,7 @@ impl<'a> Session<'a> {
     }
 
     /// One repeat.
-    fn once(&mut self, scenario: &Scenario, trace: &Trace, repeat: u32) -> Result<Observed> {
+    fn once(&mut self, scenario: &Scenario, trace: &RepeatTrace, repeat: u32) -> Result<Observed> {
         let unsettled = self.settle(scenario)?;
         let speed = FreqLimits::speed(scenario, self.machine)?;
         trace.start()?;
@@ -249,7 +251,10 @@ impl<'a> Session<'a> {
             }
         }
         let settled = rounds.settled();
-        let (rest, above) = rounds.above().into_iter().partition(Above::rests);
+        let (rest, above) = rounds
+            .above()
+            .into_iter()
+            .partition(SideAboveMinimum::rests);
         self.rest = rest;
         Ok((!settled).then(|| Unsettled {
             why: texts(&above).join("; "),
@@ -258,10 +263,10 @@ impl<'a> Session<'a> {
     }
 
     /// A round of wake-ups, in the guest first; what it left above its minimum.
-    fn round(&mut self) -> Result<Vec<Above>> {
+    fn round(&mut self) -> Result<Vec<SideAboveMinimum>> {
         let mut above = Vec::new();
         for (side, answer) in self.ask_both(&format!("settle {WAKES}"))? {
-            above.extend(Above::read(side, &answer)?);
+            above.extend(SideAboveMinimum::read(side, &answer)?);
         }
         Ok(above)
     }
@@ -317,6 +322,6 @@ impl<'a> Session<'a> {
     }
 }
 
-fn texts(above: &[Above]) -> Vec<String> {
-    above.iter().map(Above::text).collect()
+fn texts(above: &[SideAboveMinimum]) -> Vec<String> {
+    above.iter().map(SideAboveMinimum::text).collect()
 }

@@ -39,7 +39,7 @@ fn exists(event: &str) -> bool {
 
 /// What was seen, in order of time.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct RepeatEvents {
     /// Frequencies.
     pub changes: Vec<FrequencyEvent>,
     /// Context switches.
@@ -52,7 +52,7 @@ pub struct Seen {
 
 /// The instance; dropping it removes it.
 #[derive(Debug)]
-pub struct Trace {
+pub struct RepeatTrace {
     instance: Instance,
     // Dropped behind it.
     _removed: Removed,
@@ -70,7 +70,7 @@ impl Drop for Removed {
     }
 }
 
-impl Trace {
+impl RepeatTrace {
     /// Makes it, all events on: to switch an event on or off patches the
     /// kernel's code, which is work on every CPU. Guests have the cpufreq registers at `base`.
     pub fn create(base: u64) -> Result<Self> {
@@ -101,12 +101,12 @@ impl Trace {
     }
 
     /// What was seen between the start and the end.
-    pub fn seen(&self) -> Result<Seen> {
-        Seen::read(&self.instance.text()?, self.base)
+    pub fn seen(&self) -> Result<RepeatEvents> {
+        RepeatEvents::read(&self.instance.text()?, self.base)
     }
 }
 
-impl Seen {
+impl RepeatEvents {
     /// Reads the text of a trace file.
     fn read(text: &str, base: u64) -> Result<Self> {
         let mut seen = Self {
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn requests_are_told_from_other_writes() {
-        let seen = Seen::read(TEXT, 0x0a00_0000).unwrap();
+        let seen = RepeatEvents::read(TEXT, 0x0a00_0000).unwrap();
         let requests: Vec<_> = seen.requests.iter().map(|one| one.value).collect();
         assert_eq!((seen.changes.len(), requests), (1, vec![2_800_000]));
     }
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn an_event_that_makes_no_sense_is_an_error() {
         let text = "x-1 [000] d 1.0: cpu_frequency: state=? cpu_id=0";
-        let error = Seen::read(text, 0).unwrap_err();
+        let error = RepeatEvents::read(text, 0).unwrap_err();
         assert!(format!("{error:#}").contains("trace line"), "{error:#}");
     }
 }

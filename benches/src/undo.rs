@@ -49,7 +49,7 @@ const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// What there is to undo now. A change is made and noted under this lock, and so is its undoing.
-static CHANGES: Mutex<Changes> = Mutex::new(Changes {
+static CHANGES: Mutex<BenchChanges> = Mutex::new(BenchChanges {
     since: 0,
     files: Vec::new(),
     folders: Vec::new(),
@@ -57,7 +57,7 @@ static CHANGES: Mutex<Changes> = Mutex::new(Changes {
 
 /// Changes of one bench.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Changes {
+struct BenchChanges {
     /// The start of the process, in the kernel's ticks since its own.
     since: u64,
     /// Files, and what was in them, the first change first.
@@ -159,7 +159,7 @@ pub fn undisturbed() -> impl Drop {
     changes()
 }
 
-fn changes() -> MutexGuard<'static, Changes> {
+fn changes() -> MutexGuard<'static, BenchChanges> {
     // A thread that panicked has left a list that is as good.
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -318,7 +318,7 @@ fn is_plain(name: &str) -> bool {
 }
 
 /// Reads a record that root or this user alone could have written.
-fn read(folder: &Path, path: &Path) -> Result<Changes> {
+fn read(folder: &Path, path: &Path) -> Result<BenchChanges> {
     for path in [folder, path] {
         let found = fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
         let owned = [0, geteuid().as_raw()].contains(&found.uid()) && found.mode() & 0o022 == 0;
@@ -337,7 +337,7 @@ fn started(pid: u32) -> Option<u64> {
     stat_field(&stat, 22)?.parse().ok().filter(|_| !ended)
 }
 
-impl Changes {
+impl BenchChanges {
     fn is_empty(&self) -> bool {
         self.files.is_empty() && self.folders.is_empty()
     }

@@ -9,9 +9,9 @@ use super::*;
 /// A number that no process has.
 const NONE: &str = "4194305";
 
-fn changes(files: &[(&Path, &str)], folder: &Path) -> Changes {
+fn changes(files: &[(&Path, &str)], folder: &Path) -> BenchChanges {
     let file = |(path, old): &(&Path, &str)| (path.to_path_buf(), (*old).to_owned());
-    Changes {
+    BenchChanges {
         since: 7,
         files: files.iter().map(file).collect(),
         folders: vec![folder.to_owned()],

@@ -20,7 +20,7 @@ pub enum Variant {
 }
 
 /// A variant's row in the table below.
-struct Row {
+struct VariantRow {
     name: &'static str,
     /// Whether it is measured where no variant is asked for.
     by_default: bool,
@@ -28,8 +28,12 @@ struct Row {
     bridge: Option<&'static [&'static str]>,
 }
 
-const fn row(name: &'static str, by_default: bool, bridge: Option<&'static [&'static str]>) -> Row {
-    Row {
+const fn row(
+    name: &'static str,
+    by_default: bool,
+    bridge: Option<&'static [&'static str]>,
+) -> VariantRow {
+    VariantRow {
         name,
         by_default,
         bridge,
@@ -47,7 +51,7 @@ impl Variant {
         Self::Request,
     ];
 
-    fn row(self) -> Row {
+    fn row(self) -> VariantRow {
         match self {
             Self::Host => row("host", true, None),
             Self::Vm => row("vm", true, None),

@@ -11,7 +11,7 @@ use vm_fdt::{FdtWriter, FdtWriterResult};
 use crate::error::REGION_STRIDE;
 use crate::facts::{CpuFacts, CpufreqRegion, Opp, OppTable};
 use crate::machine::Machine;
-use crate::node::{Node, PropertyValue, Target};
+use crate::node::{Node, NodeTarget, PropertyValue};
 use crate::power;
 
 /// A machine with the phandles of its nodes: one for each CPU, one for each OPP table, and two for
@@ -71,25 +71,25 @@ impl<'a> Nodes<'a> {
         self.first + u32::try_from(index).unwrap_or_default()
     }
 
-    fn cpu_target(&self, cpu: usize) -> Target {
+    fn cpu_target(&self, cpu: usize) -> NodeTarget {
         let given = self.cpus.and_then(|cpus| cpus.get(cpu));
-        Target {
+        NodeTarget {
             label: format!("cpu{cpu}"),
             phandle: given.copied().unwrap_or_else(|| self.nth(cpu)),
         }
     }
 
-    fn table_target(&self, table: usize) -> Target {
-        Target {
+    fn table_target(&self, table: usize) -> NodeTarget {
+        NodeTarget {
             label: format!("opp_table{table}"),
             phandle: self.nth(self.machine.facts().cpus.len() + table),
         }
     }
 
-    fn standby_target(&self, real_time: bool) -> Target {
+    fn standby_target(&self, real_time: bool) -> NodeTarget {
         let facts = self.machine.facts();
         let label = if real_time { "standby_rt" } else { "standby" };
-        Target {
+        NodeTarget {
             label: label.to_owned(),
             phandle: self.nth(facts.cpus.len() + facts.opp_tables.len() + usize::from(real_time)),
         }

@@ -10,14 +10,14 @@ use vm_fdt::{FdtWriter, FdtWriterResult};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     name: String,
-    target: Option<Target>,
+    target: Option<NodeTarget>,
     properties: Vec<(&'static str, PropertyValue)>,
     children: Vec<Node>,
 }
 
 /// A node that others refer to: by label in source, by phandle in a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct NodeTarget {
     /// The name in source; unique in the tree.
     pub label: String,
     /// The number in a blob; unique in the tree.
@@ -38,7 +38,7 @@ pub(crate) enum PropertyValue {
     /// Addresses and sizes of two cells each, shown in hexadecimal.
     Addresses(Vec<u64>),
     /// Another node.
-    Reference(Target),
+    Reference(NodeTarget),
 }
 
 impl Node {
@@ -52,7 +52,7 @@ impl Node {
     }
 
     /// Lets others refer to this node.
-    pub(crate) fn target(mut self, target: Target) -> Self {
+    pub(crate) fn target(mut self, target: NodeTarget) -> Self {
         self.target = Some(target);
         self
     }

@@ -5,9 +5,9 @@
 
 use std::sync::LazyLock;
 
-use vcpufreq_fuzz::{TARGETS, Target};
+use vcpufreq_fuzz::{FuzzTarget, TARGETS};
 
-static TARGET: LazyLock<Target> = LazyLock::new(|| {
+static TARGET: LazyLock<FuzzTarget> = LazyLock::new(|| {
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
     let found = TARGETS.iter().find(|(one, _)| *one == name);
     *found.unwrap_or_else(|| {

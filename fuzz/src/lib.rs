@@ -17,10 +17,10 @@ mod state;
 mod text;
 
 /// A name, as on the command line, and the function.
-pub type Target = (&'static str, fn(&[u8]));
+pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: &[Target] = &[
+pub const TARGETS: &[FuzzTarget] = &[
     ("registers", registers::registers),
     ("shm", shm::shm),
     ("doorbells", doorbells::doorbells),

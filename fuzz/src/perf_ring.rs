@@ -18,7 +18,7 @@ const STEP: usize = 4;
 
 /// What is known of a ring.
 #[derive(Clone, Default)]
-struct Model {
+struct RingModel {
     /// Since the last look, the newest last: bytes, and the write if it is wanted.
     records: Vec<(usize, Option<LastWrite>)>,
     newest: Option<LastWrite>,
@@ -27,7 +27,7 @@ struct Model {
     spoilt: bool,
 }
 
-impl Model {
+impl RingModel {
     fn look(&mut self) {
         let mut left = LAST;
         for (len, write) in std::mem::take(&mut self.records).into_iter().rev() {
@@ -49,7 +49,7 @@ pub fn perf_ring(data: &[u8]) {
     // As a format too.
     let _ = FakeTrace::new(0, &String::from_utf8_lossy(data), BASE);
     let mut trace = FakeTrace::new(2, FORMAT, BASE).expect("a format that holds");
-    let (mut models, mut known) = ([Model::default(), Model::default()], Known::new());
+    let (mut models, mut known) = ([RingModel::default(), RingModel::default()], Known::new());
     for (at_ns, step) in (1..).zip(data.chunks_exact(STEP)) {
         let &[what, whose, v0, v1] = step else {
             continue;
@@ -88,9 +88,9 @@ pub fn perf_ring(data: &[u8]) {
     look(&trace, &mut models, &mut known);
 }
 
-fn look(trace: &FakeTrace, models: &mut [Model; 2], known: &mut Known) {
+fn look(trace: &FakeTrace, models: &mut [RingModel; 2], known: &mut Known) {
     let newest = trace.order().newest(&WANTED, known);
-    models.iter_mut().for_each(Model::look);
+    models.iter_mut().for_each(RingModel::look);
     if models.iter().any(|model| model.spoilt) {
         return;
     }

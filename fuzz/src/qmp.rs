@@ -14,7 +14,7 @@ const PID: u32 = 7;
 /// Threads of that process.
 const THREADS: [i32; 3] = [7, 8, 9];
 
-struct Scene {
+struct QmpScene {
     /// Of two threads that connect at once, each would accept the other's.
     turn: Mutex<()>,
     host: FakeHost,
@@ -22,7 +22,7 @@ struct Scene {
     listener: UnixListener,
 }
 
-static SCENE: LazyLock<Scene> = LazyLock::new(|| {
+static SCENE: LazyLock<QmpScene> = LazyLock::new(|| {
     let host = FakeHost::empty();
     for tid in THREADS {
         host.write(&format!("proc/{PID}/task/{tid}/comm"), "qemu\n");
@@ -30,7 +30,7 @@ static SCENE: LazyLock<Scene> = LazyLock::new(|| {
     // One for each process that fuzzes.
     let path = host.root().path("qmp");
     let listener = UnixListener::bind(&path).expect("a socket");
-    Scene {
+    QmpScene {
         turn: Mutex::default(),
         host,
         path,

@@ -15,12 +15,12 @@ const ACCESS: usize = 8;
 
 /// What the device should be like.
 #[derive(Default)]
-struct Model {
+struct RegisterModel {
     selected: [u32; 3],
     minima: [u32; 2],
 }
 
-impl Model {
+impl RegisterModel {
     fn write(&mut self, vcpu: usize, register: u64, value: u32) {
         match register {
             0x04 => {
@@ -51,7 +51,7 @@ impl Model {
 pub fn registers(data: &[u8]) {
     let device = Arc::new(device());
     let region = MmioRegion::new(device.clone());
-    let mut model = Model::default();
+    let mut model = RegisterModel::default();
     for access in data.chunks_exact(ACCESS) {
         let [what, page, register, len, value @ ..] = access else {
             continue;

@@ -29,7 +29,7 @@ const DOORBELL: u64 = SIZE as u64 + 0x0c;
 
 /// What the guest should have brought about.
 #[derive(Default)]
-struct Model {
+struct ShmModel {
     requested: [u32; 3],
     rung: [u64; 3],
     /// What was carried out last of each vCPU, and what the last look found.
@@ -39,7 +39,7 @@ struct Model {
     coalesced: [u64; 3],
 }
 
-impl Model {
+impl ShmModel {
     fn carry_out(&mut self, vcpu: usize, by_queue: bool) {
         let (domain, minimum) = minimum(vcpu, self.requested[vcpu]);
         self.minima[domain] = minimum;
@@ -85,7 +85,7 @@ impl Model {
     }
 }
 
-struct Server {
+struct FuzzServer {
     device: Arc<FuzzedDevice>,
     requests: ShmRequests,
     region: ShmRegion,
@@ -95,7 +95,7 @@ struct Server {
     guest: MmapRegion,
 }
 
-impl Server {
+impl FuzzServer {
     fn new() -> Self {
         let device = Arc::new(device());
         let memory = Arc::new(SharedMemory::of(device.config()).expect("a memory"));
@@ -139,7 +139,7 @@ impl Server {
 
 /// Carries the accesses out on server and model.
 pub fn shm(data: &[u8]) {
-    let (server, mut model) = (Server::new(), Model::default());
+    let (server, mut model) = (FuzzServer::new(), ShmModel::default());
     for access in data.chunks_exact(ACCESS) {
         let [what, whose, o0, o1, value @ ..] = access else {
             continue;
@@ -166,7 +166,11 @@ pub fn shm(data: &[u8]) {
     }
 }
 
-fn step(server: &Server, model: &mut Model, (what, vcpu, offset, value): (u8, usize, usize, u32)) {
+fn step(
+    server: &FuzzServer,
+    model: &mut ShmModel,
+    (what, vcpu, offset, value): (u8, usize, usize, u32),
+) {
     let (requests, device, region) = (&server.requests, &*server.device, &server.region);
     match what {
         0 | 1 => {

@@ -29,7 +29,7 @@ use crate::mapped::{Mapped, recursion_misses};
 
 use names::{BY_SLOT, MAPS};
 pub(crate) use set::Ids;
-use set::{Hooks, map_id, older_than, owners};
+use set::{HookSet, map_id, older_than, owners};
 use sweep::has_ended;
 pub(crate) use sweep::sweep;
 
@@ -70,7 +70,7 @@ impl Dispatcher {
         let hooks = match older_than(u32::MAX) {
             Some(hooks) => hooks,
             None => {
-                let own = Hooks::attach()?;
+                let own = HookSet::attach()?;
                 // Of two that were attached at the same time, the older one stays.
                 older_than(own.id).unwrap_or(own)
             }
@@ -88,7 +88,7 @@ impl Dispatcher {
             })
             .map(|(slot, _)| slot)
             .ok_or(BpfError::TooManyVms)?;
-        let Hooks {
+        let HookSet {
             slots,
             id,
             maps,

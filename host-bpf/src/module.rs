@@ -19,7 +19,7 @@ pub const DEVICE: &str = "/dev/vcpufreq_host";
 
 /// `struct vcpufreq_host_vm`.
 #[repr(C)]
-struct Vm {
+struct ModuleVm {
     vcpus: u32,
     domains: u32,
 }
@@ -54,7 +54,7 @@ struct ModuleStats {
     after_ns: [u32; BUCKETS],
 }
 
-const VM: u32 = number(WRITE, 0, size_of::<Vm>());
+const VM: u32 = number(WRITE, 0, size_of::<ModuleVm>());
 const BIND: u32 = number(WRITE, 1, size_of::<Bind>());
 const APPLY: u32 = number(WRITE, 2, size_of::<Apply>());
 const STATS: u32 = number(WRITE | READ, 3, size_of::<ModuleStats>());
@@ -102,7 +102,7 @@ impl HostModule {
             io::ErrorKind::NotFound => BpfError::NoModule,
             _ => failed("opening the module's device", &error),
         })?;
-        let vm = Vm {
+        let vm = ModuleVm {
             vcpus: vcpus.into(),
             domains: domains.into(),
         };

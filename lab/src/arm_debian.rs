@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cache::{Cache, key};
 use crate::child_output;
-use crate::emulator::{Board, Disk, Outcome};
+use crate::emulator::{Board, Disk, EmulatorOutcome};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel};
 use crate::packages;
@@ -119,7 +119,7 @@ impl<'a> ArmDebian<'a> {
         start: Start<'_>,
         limit: Duration,
         step: &Step,
-    ) -> Result<Outcome> {
+    ) -> Result<EmulatorOutcome> {
         self.boot_with((disk, &self.disks.join("archive"), dir), start, limit, step)
     }
 
@@ -129,7 +129,7 @@ impl<'a> ArmDebian<'a> {
         start: Start<'_>,
         limit: Duration,
         step: &Step,
-    ) -> Result<Outcome> {
+    ) -> Result<EmulatorOutcome> {
         let topologies = self.repo.join("lab/topologies");
         let topology = Topology::named(start.topology, &topologies)?;
         let board = Board {

@@ -49,7 +49,7 @@ pub struct Artifacts {
 
 /// What goes into a host's initial file system besides what each has.
 #[derive(Debug, Clone, Copy)]
-pub struct Guest<'a> {
+pub struct HostContents<'a> {
     /// The guest's kernel.
     pub flavor: Flavor,
     /// Whether it and the host have the measuring programs.
@@ -92,7 +92,12 @@ impl Artifacts {
 
     /// The host's initial file system, with the guest's kernel and initial
     /// file system in it, and `plan` as `/lab/plan.json`.
-    pub fn host_initramfs(&self, host: Flavor, guest: Guest<'_>, plan: &str) -> Result<Vec<u8>> {
+    pub fn host_initramfs(
+        &self,
+        host: Flavor,
+        guest: HostContents<'_>,
+        plan: &str,
+    ) -> Result<Vec<u8>> {
         let kernel = Kernel::find(&self.root, host)?;
         let guest_kernel = Kernel::find(&self.root, guest.flavor)?;
         let mut programs = Vec::new();

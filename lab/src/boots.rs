@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 
 use crate::kernel::Flavor::{self, Old, Rt, Standard};
-use crate::qemu::Vmm;
+use crate::qemu::GuestVmm;
 use crate::run::Driver::{self, Mainline, Ours};
 use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
 use crate::tools;
@@ -37,7 +37,7 @@ pub struct Boot {
     /// The path, unless the VMM chooses.
     pub path: Option<&'static str>,
     /// What runs the guests.
-    pub vmm: Vmm,
+    pub vmm: GuestVmm,
     /// The emulated CPU.
     pub cpu: &'static str,
     /// The version of the emulated interrupt controller.
@@ -60,7 +60,7 @@ const fn boot(
         guest: Standard,
         driver: Ours,
         path: None,
-        vmm: Vmm::Vcpufreq,
+        vmm: GuestVmm::Vcpufreq,
         cpu: DEFAULT_CPU,
         gic: DEFAULT_GIC,
         scenarios,
@@ -149,7 +149,7 @@ const BOOTS: &[Boot] = &[
     boot(Short, 60, "2+2", &["systemd"]),
     // Its host has stock QEMU.
     Boot {
-        vmm: Vmm::Qemu,
+        vmm: GuestVmm::Qemu,
         ..boot(Short, 60, "2+2", &["opps-exact", "qemu"])
     },
     boot(Long, 30, "1", &["opps-exact", "governor"]),
@@ -333,15 +333,15 @@ const BOOTS: &[Boot] = &[
     boot(Long, 90, "drawn:2", DRAWN),
     boot(Long, 90, "drawn:3", DRAWN),
     Boot {
-        vmm: Vmm::Qemu,
+        vmm: GuestVmm::Qemu,
         ..boot(Long, 240, "2+2", &["no-dip", "flood"])
     },
     Boot {
-        vmm: Vmm::Qemu,
+        vmm: GuestVmm::Qemu,
         ..boot(Long, 400, "2+2", &["qemu-deaths"])
     },
     Boot {
-        vmm: Vmm::Qemu,
+        vmm: GuestVmm::Qemu,
         ..boot(
             Long,
             300,
@@ -352,17 +352,17 @@ const BOOTS: &[Boot] = &[
     boot(Long, 70, "2+2", &["qemu-service"]),
     boot(Long, 110, "2+2", &["libvirt"]),
     Boot {
-        vmm: Vmm::Qemu,
+        vmm: GuestVmm::Qemu,
         ..boot(Long, 100, "2+2", &["debian-guest"])
     },
     Boot {
-        vmm: Vmm::Qemu,
+        vmm: GuestVmm::Qemu,
         host: Rt,
         guest: Rt,
         ..boot(Long, 120, "2+2", &["opps-exact", "demo"])
     },
     Boot {
-        vmm: Vmm::Qemu,
+        vmm: GuestVmm::Qemu,
         ..boot(
             Long,
             240,
@@ -373,7 +373,7 @@ const BOOTS: &[Boot] = &[
         )
     },
     Boot {
-        vmm: Vmm::Qemu,
+        vmm: GuestVmm::Qemu,
         ..boot(
             Long,
             90,

@@ -38,7 +38,7 @@ pub enum CheckPlace {
 }
 
 /// A check that passed.
-pub struct Held {
+pub struct PassedCheck {
     /// What it printed.
     pub text: String,
     /// Whether that was in an earlier run.
@@ -48,7 +48,7 @@ pub struct Held {
 impl Check {
     /// Runs it, unless it passed before on the same input. When it doesn't
     /// pass, what it printed is the error.
-    pub fn carry_out(&self, (cache, root): (&Cache, &Root), repo: &Path) -> Result<Held> {
+    pub fn carry_out(&self, (cache, root): (&Cache, &Root), repo: &Path) -> Result<PassedCheck> {
         let mut input = self.source.content(repo)?;
         input.push(root.id().into_bytes());
         input.extend(self.command.iter().map(|word| word.clone().into_bytes()));
@@ -75,7 +75,7 @@ impl Check {
             Ok(fs::write(to.join("output"), text)?)
         })?;
         let text = fs::read_to_string(dir.join("output"))?;
-        Ok(Held { text, kept })
+        Ok(PassedCheck { text, kept })
     }
 
     /// Runs it as one test.
@@ -88,7 +88,7 @@ impl Check {
     }
 }
 
-impl Held {
+impl PassedCheck {
     /// As the verdict of a test.
     pub fn verdict(&self) -> Verdict {
         if self.kept {

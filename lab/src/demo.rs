@@ -9,12 +9,12 @@ use serde_json::Value;
 
 use crate::artifacts::Artifacts;
 use crate::out;
-use crate::qemu::Vmm;
+use crate::qemu::GuestVmm;
 use crate::run::Options;
 
 /// Runs the demo; whether its verdict is good. `started` is when the whole
 /// command began, set-up included.
-pub fn run(artifacts: &Artifacts, repo: &Path, vmm: Vmm, started: Instant) -> Result<bool> {
+pub fn run(artifacts: &Artifacts, repo: &Path, vmm: GuestVmm, started: Instant) -> Result<bool> {
     let options = Options {
         about_s: Some(40),
         vmm,
@@ -25,8 +25,8 @@ pub fn run(artifacts: &Artifacts, repo: &Path, vmm: Vmm, started: Instant) -> Re
     let mut result = complete(result, &options.topology, started.elapsed().as_secs());
     result["vmm"] = vmm.name().into();
     let file = match vmm {
-        Vmm::Vcpufreq => "demo.json",
-        Vmm::Qemu => "demo-qemu.json",
+        GuestVmm::Vcpufreq => "demo.json",
+        GuestVmm::Qemu => "demo-qemu.json",
     };
     out::write(repo, file, result.clone())?;
     print(&result);

@@ -4,7 +4,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::topology::{Cluster, MAX_CPUS, Opp, Topology};
+use crate::topology::{MAX_CPUS, Topology, TopologyCluster, TopologyOpp};
 
 const CLUSTERS: RangeInclusive<u32> = 2..=4;
 /// Of the clusters below the largest, which has 1024.
@@ -24,7 +24,7 @@ impl Topology {
         let mut dice = Dice(seed);
         let capacities = dice.capacities();
         let clusters = capacities.iter().zip(dice.cpus(capacities.len()));
-        let clusters: Vec<Cluster> = clusters
+        let clusters: Vec<TopologyCluster> = clusters
             .enumerate()
             .map(|(number, (&capacity, cpus))| dice.cluster(number, cpus, capacity))
             .collect();
@@ -88,7 +88,7 @@ impl Dice {
     }
 
     /// Its `dmips_mhz` is its capacity, to be brought to one scale.
-    fn cluster(&mut self, number: usize, cpus: u32, capacity: u32) -> Cluster {
+    fn cluster(&mut self, number: usize, cpus: u32, capacity: u32) -> TopologyCluster {
         let count = self.of(&OPPS);
         let gaps: Vec<u32> = (1..count).map(|_| self.of(&GAPS)).collect();
         let all: u32 = gaps.iter().sum();
@@ -102,13 +102,13 @@ impl Dice {
             let share = |(from, to): (u32, u32)| from + scaled(to - from, gone, all);
             let khz = share((low, high)) | 1;
             let uv = share(uv);
-            Opp {
+            TopologyOpp {
                 khz,
                 uv,
                 uw: power_uw(khz, uv, capacity, high),
             }
         });
-        Cluster {
+        TopologyCluster {
             name: format!("drawn{number}"),
             cpus,
             dmips_mhz: capacity,
@@ -133,8 +133,8 @@ fn power_uw(khz: u32, uv: u32, capacity: u32, highest_khz: u32) -> u32 {
 }
 
 /// `capacity-dmips-mhz`, which the kernel multiplies by the highest frequency.
-fn on_one_scale(mut clusters: Vec<Cluster>, capacities: &[u32]) -> Vec<Cluster> {
-    let highest = |cluster: &Cluster| cluster.opps.last().map_or(1, |opp| opp.khz);
+fn on_one_scale(mut clusters: Vec<TopologyCluster>, capacities: &[u32]) -> Vec<TopologyCluster> {
+    let highest = |cluster: &TopologyCluster| cluster.opps.last().map_or(1, |opp| opp.khz);
     let largest = clusters.last().map_or(1, highest);
     for (cluster, &capacity) in clusters.iter_mut().zip(capacities) {
         cluster.dmips_mhz = scaled(capacity, largest, highest(cluster));
@@ -178,8 +178,9 @@ mod tests {
 
     /// As the kernel has them.
     fn capacities(topology: &Topology) -> Vec<u32> {
-        let raw =
-            |one: &Cluster| u64::from(one.dmips_mhz) * u64::from(one.opps.last().unwrap().khz);
+        let raw = |one: &TopologyCluster| {
+            u64::from(one.dmips_mhz) * u64::from(one.opps.last().unwrap().khz)
+        };
         let most = topology.clusters.iter().map(raw).max().unwrap();
         let each = topology.clusters.iter();
         each.map(|one| u32::try_from(raw(one) * 1024 / most).unwrap())
@@ -218,7 +219,7 @@ mod tests {
     #[test]
     fn power_for_a_mhz_rises_with_frequency() {
         for topology in drawn() {
-            let per_khz = |opp: &Opp| f64::from(opp.uw) / f64::from(opp.khz);
+            let per_khz = |opp: &TopologyOpp| f64::from(opp.uw) / f64::from(opp.khz);
             for cluster in &topology.clusters {
                 let rises = cluster
                     .opps

@@ -61,7 +61,7 @@ pub struct Board<'a> {
 
 /// How a run ended.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct EmulatorOutcome {
     /// What the host wrote to its result port.
     pub results: String,
     /// When each result came, in real time from the start.
@@ -84,7 +84,7 @@ impl Board<'_> {
         dir: &Path,
         limit: Duration,
         mut progress: impl FnMut(Far),
-    ) -> Result<Outcome> {
+    ) -> Result<EmulatorOutcome> {
         let results = dir.join("results");
         let console = dir.join("console.log");
         let started = Instant::now();
@@ -119,7 +119,7 @@ impl Board<'_> {
             bail!("the emulator failed ({status}): {}", log.trim());
         }
         let results = text(&results);
-        Ok(Outcome {
+        Ok(EmulatorOutcome {
             results,
             came,
             console,

@@ -62,20 +62,20 @@ use crate::boots::Set;
 /// Exit codes: 0 all held, 1 something didn't hold, 2 it could not be tried.
 #[derive(Debug, Parser)]
 #[command(name = "lab", version)]
-struct Cli {
+struct LabCli {
     #[command(subcommand)]
-    command: Command,
+    command: LabCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum LabCommand {
     /// Fetch and build everything, and stop
     Setup,
     /// Show the whole loop: a guest's requests, the host's frequencies
     Demo {
         /// What runs the guests
         #[arg(long, value_enum, default_value = "vcpufreq")]
-        vmm: qemu::Vmm,
+        vmm: qemu::GuestVmm,
     },
     /// Measure what an access costs by each path
     BenchPaths,
@@ -117,7 +117,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match dispatch(Cli::parse().command) {
+    match dispatch(LabCli::parse().command) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
@@ -127,28 +127,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(command: Command) -> Result<bool> {
+fn dispatch(command: LabCommand) -> Result<bool> {
     let started = Instant::now();
     let repo = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .map(PathBuf::from)
         .unwrap_or_default();
     out::build(&repo);
-    if let Command::Packages { check, release } = command {
+    if let LabCommand::Packages { check, release } = command {
         return debs::make(&repo, check, release);
     }
     let artifacts = artifacts::Artifacts::prepare(&repo)?;
     match command {
         // Needs none of these.
-        Command::Packages { .. } => Ok(true),
-        Command::Setup => Ok(true),
-        Command::Demo { vmm } => demo::run(&artifacts, &repo, vmm, started),
-        Command::BenchPaths => bench::paths(&artifacts, &repo),
-        Command::Bench {
+        LabCommand::Packages { .. } => Ok(true),
+        LabCommand::Setup => Ok(true),
+        LabCommand::Demo { vmm } => demo::run(&artifacts, &repo, vmm, started),
+        LabCommand::BenchPaths => bench::paths(&artifacts, &repo),
+        LabCommand::Bench {
             scenarios,
             topology,
         } => bench::run(&artifacts, &repo, &topology, &scenarios),
-        Command::Test {
+        LabCommand::Test {
             long,
             later_us,
             minutes,
@@ -157,7 +157,7 @@ fn dispatch(command: Command) -> Result<bool> {
             let at_most = minutes.map(|minutes| Duration::from_secs(60 * minutes));
             suite::run(&artifacts, &repo, set, later_us, at_most)
         }
-        Command::Shell(options) => options.shell(&artifacts, &repo).map(|()| true),
-        Command::Run(options) => options.run(&artifacts, &repo),
+        LabCommand::Shell(options) => options.shell(&artifacts, &repo).map(|()| true),
+        LabCommand::Run(options) => options.run(&artifacts, &repo),
     }
 }

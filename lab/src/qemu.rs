@@ -20,14 +20,14 @@ pub const PROGRAMS: [&str; 2] = ["bin/qemu-system-aarch64", "bin/dtc"];
 
 /// A VMM for the guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Vmm {
+pub enum GuestVmm {
     /// `vcpufreq run`.
     Vcpufreq,
     /// Debian's QEMU.
     Qemu,
 }
 
-impl Vmm {
+impl GuestVmm {
     /// In the plan.
     pub fn name(self) -> &'static str {
         match self {
@@ -38,8 +38,8 @@ impl Vmm {
 }
 
 /// Whether a run of these scenarios needs it.
-pub fn needed(vmm: Vmm, scenarios: &[String]) -> bool {
-    vmm == Vmm::Qemu
+pub fn needed(vmm: GuestVmm, scenarios: &[String]) -> bool {
+    vmm == GuestVmm::Qemu
         || scenarios
             .iter()
             .any(|name| SCENARIOS.contains(&name.as_str()))

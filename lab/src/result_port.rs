@@ -11,12 +11,12 @@ pub struct Far {
     /// Scenarios that have ended.
     pub ended: usize,
     /// Where the next one is, if it tells.
-    pub part: Option<Part>,
+    pub part: Option<ScenarioPart>,
 }
 
 /// A part of a scenario that has begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct ScenarioPart {
     /// Parts before it.
     pub done: u32,
     /// All parts.
@@ -37,7 +37,7 @@ impl Far {
         let mut far = Self::default();
         for line in whole.lines() {
             match line.strip_prefix(PART) {
-                Some(part) => far.part = Part::read(part),
+                Some(part) => far.part = ScenarioPart::read(part),
                 None => {
                     far = Self {
                         ended: far.ended + 1,
@@ -57,7 +57,7 @@ impl Far {
     }
 }
 
-impl Part {
+impl ScenarioPart {
     fn read(text: &str) -> Option<Self> {
         let (done, rest) = text.split_once(' ')?;
         let (of, what) = rest.split_once(' ')?;
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn parts_are_told_from_results() {
         assert!(results(WRITTEN).eq(["{\"scenario\":\"boot\"}"]));
-        let part = Part {
+        let part = ScenarioPart {
             done: 1,
             of: 4,
             what: "host: big-ramp, repeat 2 of 2".to_owned(),

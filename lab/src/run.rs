@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::artifacts::{Artifacts, Guest};
+use crate::artifacts::{Artifacts, HostContents};
 use crate::board;
-use crate::emulator::{Board, Disk, Outcome};
+use crate::emulator::{Board, Disk, EmulatorOutcome};
 use crate::guest_disk;
 use crate::kernel::{Flavor, Kernel};
 use crate::libvirt;
 use crate::out;
 use crate::progress::{Step, above};
-use crate::qemu::{self, Vmm};
+use crate::qemu::{self, GuestVmm};
 use crate::result_port::{self, Far};
 use crate::shell;
 use crate::systemd;
@@ -54,7 +54,7 @@ pub struct Options {
     pub path: Option<String>,
     /// What runs the guests
     #[arg(long, value_enum, default_value = "vcpufreq")]
-    pub vmm: Vmm,
+    pub vmm: GuestVmm,
     /// Emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't
     #[arg(long, default_value = DEFAULT_CPU)]
     pub cpu: String,
@@ -127,7 +127,7 @@ impl Options {
             guest: Flavor::Standard,
             driver: Driver::Ours,
             path: None,
-            vmm: Vmm::Vcpufreq,
+            vmm: GuestVmm::Vcpufreq,
             cpu: DEFAULT_CPU.to_owned(),
             gic: DEFAULT_GIC,
             later_us: 0,
@@ -295,7 +295,7 @@ impl Options {
             .packaged
             .then(|| unpacked(artifacts, dir))
             .transpose()?;
-        let guest = Guest {
+        let guest = HostContents {
             package: package.as_deref(),
             flavor: self.guest,
             tools: tools::needed(scenarios),
@@ -333,7 +333,7 @@ impl Options {
         result
     }
 
-    fn results(&self, outcome: &Outcome) -> Result<Vec<Value>> {
+    fn results(&self, outcome: &EmulatorOutcome) -> Result<Vec<Value>> {
         let results: Vec<Value> = result_port::results(&outcome.results)
             .map(|line| {
                 serde_json::from_str(line.trim()).with_context(|| format!("result line '{line}'"))

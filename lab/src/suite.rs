@@ -94,7 +94,7 @@ fn boot_all(
 ) -> (Vec<Tried>, Vec<Value>) {
     let step = Step::start("emulated hosts");
     let next = AtomicUsize::new(0);
-    let pace = Mutex::new(Pace::of(boots));
+    let pace = Mutex::new(SuiteProgress::of(boots));
     let tried = Mutex::new(Vec::new());
     let repeats = Mutex::new(Vec::new());
     let all = Mutex::new(Vec::new());
@@ -148,14 +148,14 @@ const SECOND_DRAW_US: u64 = 1_300;
 
 /// How far the boots are, by the time that each takes about.
 #[derive(Debug, Default)]
-struct Pace {
+struct SuiteProgress {
     ended: usize,
     all_s: u32,
     ended_s: u32,
     running_s: u32,
 }
 
-impl Pace {
+impl SuiteProgress {
     fn of(boots: &[&Boot]) -> Self {
         Self {
             all_s: boots.iter().map(|boot| boot.about_s).sum(),
@@ -197,13 +197,13 @@ fn same(results: &[Value]) -> Tried {
 }
 
 /// What came of one scenario: the tests that it makes, and its report.
-struct Outcome {
+struct ScenarioOutcome {
     scenario: String,
     tried: Vec<Tried>,
     result: Value,
 }
 
-impl Outcome {
+impl ScenarioOutcome {
     /// Whether it failed, and chance may be why.
     fn to_be_drawn_again(&self) -> bool {
         is_sampled(&self.scenario)
@@ -285,7 +285,7 @@ impl Boot {
         repo: &Path,
         later_us: u64,
         scenarios: &[&str],
-    ) -> Result<Vec<Outcome>, Tried> {
+    ) -> Result<Vec<ScenarioOutcome>, Tried> {
         let options = Options {
             topology: self.topology.to_owned(),
             host: self.host,
@@ -319,13 +319,13 @@ impl Boot {
         let wall_s = report.wall.as_secs();
         let outcomes = report.results.into_iter().map(|result| {
             let scenario = result["scenario"].as_str().unwrap_or("?").to_owned();
-            Outcome {
+            ScenarioOutcome {
                 tried: self.tests_of(&name(&scenario), &result, wall_s),
                 scenario,
                 result,
             }
         });
-        let outcomes: Vec<Outcome> = outcomes.collect();
+        let outcomes: Vec<ScenarioOutcome> = outcomes.collect();
         for one in outcomes.iter().flat_map(|one| &one.tried) {
             tell(one);
         }
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn the_short_set_is_short() {
-        let left = Pace::of(&boots::of(Short)).left(Duration::ZERO);
+        let left = SuiteProgress::of(&boots::of(Short)).left(Duration::ZERO);
         assert!(left <= Duration::from_secs(10 * 60), "{left:?}");
     }
 
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn what_is_left_follows_the_pace() {
         let boots = boots::of(Short);
-        let mut pace = Pace::of(&boots);
+        let mut pace = SuiteProgress::of(&boots);
         let all = pace.left(Duration::ZERO);
         pace.begins(boots[0]);
         pace.ends(boots[0]);

@@ -14,7 +14,7 @@ use serde::Deserialize;
 /// An operating performance point.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Opp {
+pub struct TopologyOpp {
     /// Frequency in kHz.
     pub khz: u32,
     /// Supply voltage in µV.
@@ -26,7 +26,7 @@ pub struct Opp {
 /// CPUs that share a clock: one cpufreq policy.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cluster {
+pub struct TopologyCluster {
     /// For people.
     pub name: String,
     /// How many CPUs.
@@ -34,7 +34,7 @@ pub struct Cluster {
     /// Performance per MHz, as the property `capacity-dmips-mhz`.
     pub dmips_mhz: u32,
     /// Rising by frequency.
-    pub opps: Vec<Opp>,
+    pub opps: Vec<TopologyOpp>,
 }
 
 /// An emulated host's CPUs.
@@ -45,7 +45,7 @@ pub struct Topology {
     pub description: String,
     /// In the order of the CPU numbers.
     #[serde(rename = "cluster")]
-    pub clusters: Vec<Cluster>,
+    pub clusters: Vec<TopologyCluster>,
 }
 
 /// The emulated board has eight CPUs at most, as its interrupt controller's
@@ -129,7 +129,7 @@ impl Topology {
     }
 }
 
-impl Cluster {
+impl TopologyCluster {
     fn check(&self) -> Result<()> {
         ensure!(self.cpus > 0, "no CPUs");
         ensure!(self.dmips_mhz > 0, "dmips_mhz is 0");

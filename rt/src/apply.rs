@@ -10,7 +10,7 @@ use crate::{
     guests::{self, InTheWay, Vcpus},
     host::Host,
     partition::PartitionError,
-    plan::Plan,
+    plan::RtPlan,
     profile::Profile,
     record::{self, Entry, PATH, Record, RecordError},
 };
@@ -81,7 +81,7 @@ pub struct Applied {
 /// then.
 pub fn apply(
     host: &dyn Host,
-    plan: &Plan,
+    plan: &RtPlan,
     profile: (&str, &Profile),
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Applied, ApplyError> {
@@ -114,7 +114,7 @@ pub fn apply(
 }
 
 /// Makes the changes that aren't made yet.
-fn make(host: &dyn Host, plan: &Plan, report: &mut dyn FnMut(&str, &str, &str)) -> Applied {
+fn make(host: &dyn Host, plan: &RtPlan, report: &mut dyn FnMut(&str, &str, &str)) -> Applied {
     let mut applied = Applied::default();
     let changes = plan.changes().map(|(_, change)| change);
     let left: Vec<&Change> = changes.filter(|change| !change.is_set()).collect();
@@ -158,7 +158,7 @@ fn pass<'a>(
 
 /// Whether the folders that are to be made aren't there: what is in one isn't recorded, for it goes
 /// with it.
-fn check_new(plan: &Plan) -> Result<(), ApplyError> {
+fn check_new(plan: &RtPlan) -> Result<(), ApplyError> {
     let is_there = |change: &Change| {
         matches!(change.target, Target::Dir { .. }) && change.now.as_deref() == Some(THERE)
     };
@@ -189,7 +189,7 @@ fn check_unmoved(host: &dyn Host, record: &Record) -> Result<(), ApplyError> {
 }
 
 /// Removes the record of an earlier boot; one of this boot is an error.
-fn close_earlier(host: &dyn Host, plan: &Plan) -> Result<bool, ApplyError> {
+fn close_earlier(host: &dyn Host, plan: &RtPlan) -> Result<bool, ApplyError> {
     let Some(record) = Record::read(host)? else {
         return Ok(false);
     };
@@ -221,7 +221,7 @@ fn close_earlier(host: &dyn Host, plan: &Plan) -> Result<bool, ApplyError> {
 }
 
 /// The values to record: all that will be changed or lost. Files of new folders go with them.
-fn entries(plan: &Plan) -> Vec<Entry> {
+fn entries(plan: &RtPlan) -> Vec<Entry> {
     let lost = |change: &Change| change.want.is_none() || !change.is_set();
     let changes = plan.changes().filter(|(_, change)| lost(change));
     changes

@@ -6,9 +6,9 @@ use serde::Serialize;
 use crate::{
     finding::{Effect, Finding},
     host::Look,
-    plan::Plan,
+    plan::RtPlan,
     profile::Profile,
-    settings::{self, Context},
+    settings::{self, UnitContext},
 };
 
 /// A setting as it is.
@@ -37,7 +37,7 @@ impl Checked {
 /// neither a reboot nor anything by hand is needed. What this kernel or machine doesn't have, the
 /// firmware's set-up, which can't be looked at, and notes don't count.
 #[must_use]
-pub fn is_ready(plan: &Plan, checked: &[Checked]) -> bool {
+pub fn is_ready(plan: &RtPlan, checked: &[Checked]) -> bool {
     let to_do = |finding: &Finding| matches!(finding, Finding::Reboot(_) | Finding::Hand(_));
     checked.iter().all(Checked::is_good)
         && plan.unseen.is_empty()
@@ -47,8 +47,8 @@ pub fn is_ready(plan: &Plan, checked: &[Checked]) -> bool {
 
 /// What is so of each setting of a plan, which shows the host as it is now.
 #[must_use]
-pub fn check(look: &dyn Look, plan: &Plan, profile: &Profile) -> Vec<Checked> {
-    let cx = Context::new(look, &plan.partition, profile);
+pub fn check(look: &dyn Look, plan: &RtPlan, profile: &Profile) -> Vec<Checked> {
+    let cx = UnitContext::new(look, &plan.partition, profile);
     let settings = plan.settings.iter().map(|setting| {
         let unset: Vec<_> = setting
             .changes

@@ -80,7 +80,7 @@ impl GuestCpus {
 
 /// The CPUs in a VMM's record; the rest of it is the VMM's own matter.
 #[derive(Deserialize)]
-struct VmmRecord {
+struct VmmRtCpus {
     owner: Owner,
     #[serde(default)]
     rt: Option<RealTimeCpus>,
@@ -123,7 +123,7 @@ fn check_one(look: &dyn Look, pid: u32, cpus: &CpuList, whose: Vcpus) -> Result<
         Ok(None) => return Ok(()),
         Err(why) => return Err(untrusted(&why)),
     };
-    let Ok(VmmRecord { owner, rt, pinned }) = serde_json::from_str(&text) else {
+    let Ok(VmmRtCpus { owner, rt, pinned }) = serde_json::from_str(&text) else {
         // Without a process it is no guest's.
         return match look.read(&format!("/proc/{pid}/stat")) {
             Ok(_) => Err(InTheWay(format!(

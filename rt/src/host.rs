@@ -108,20 +108,20 @@ pub trait Host: Look {
     /// `AlreadyExists` when there is one, `WouldBlock` when another process is making it,
     /// `PermissionDenied` when the folder isn't this user's alone or can't be written; otherwise
     /// the file system's, such as `ENOSPC` or `EROFS`.
-    fn create(&self, path: &str, text: &str) -> io::Result<Held>;
+    fn create(&self, path: &str, text: &str) -> io::Result<LockedFile>;
 
     /// Holds a file of our own, against other processes that do.
     ///
     /// # Errors
     /// `WouldBlock` when another process holds it, `NotFound` when there is none,
     /// `PermissionDenied` when it can't be opened or others could have written it.
-    fn hold(&self, path: &str) -> io::Result<Held>;
+    fn hold(&self, path: &str) -> io::Result<LockedFile>;
 
     /// Holds it together with others that do the same, against [`Self::hold`].
     ///
     /// # Errors
     /// As [`Self::hold`].
-    fn share(&self, path: &str) -> io::Result<Held>;
+    fn share(&self, path: &str) -> io::Result<LockedFile>;
 
     /// Puts a text in place of a file of our own, all of it or nothing, on disk when this returns.
     ///
@@ -151,4 +151,4 @@ pub trait Host: Look {
 
 /// A file that this process holds; dropped or with the process' end, it is free again.
 #[derive(Debug)]
-pub struct Held(#[expect(dead_code, reason = "the lock is what matters")] pub(crate) File);
+pub struct LockedFile(#[expect(dead_code, reason = "the lock is what matters")] pub(crate) File);

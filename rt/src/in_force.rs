@@ -6,7 +6,7 @@ use std::io;
 use thiserror::Error;
 
 use crate::{
-    host::{Held, Host},
+    host::{Host, LockedFile},
     record::{PATH, Record, RecordError},
 };
 
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug)]
 pub struct InForce {
     record: Option<Record>,
-    _held: Option<Held>,
+    _held: Option<LockedFile>,
 }
 
 /// Why the settings in force are unknown.

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use vcpufreq_device::host::{HostRoot, SchedAttr, Tid};
 
 use crate::{
-    host::{Held, Host, Look, Reading, Unread},
+    host::{Host, LockedFile, Look, Reading, Unread},
     own_dir::{OwnDir, Untrusted},
     value,
 };
@@ -52,7 +52,7 @@ impl KernelHost {
         &self,
         path: &str,
         lock: fn(&File) -> Result<(), fs::TryLockError>,
-    ) -> io::Result<Held> {
+    ) -> io::Result<LockedFile> {
         let (dir, name) = self.own(path)?.ok_or(io::ErrorKind::NotFound)?;
         let file = dir.file(name)?.ok_or(io::ErrorKind::NotFound)?;
         lock(&file)?;
@@ -169,7 +169,7 @@ impl Host for KernelHost {
         attr.set(tid)
     }
 
-    fn create(&self, path: &str, text: &str) -> io::Result<Held> {
+    fn create(&self, path: &str, text: &str) -> io::Result<LockedFile> {
         let (dir, name) = parts(path);
         let dir = OwnDir::make(&self.path(dir))?;
         let unfinished = unfinished(name);
@@ -182,14 +182,14 @@ impl Host for KernelHost {
         dir.remove(&unfinished)?;
         linked?;
         dir.sync()?;
-        Ok(Held(file))
+        Ok(LockedFile(file))
     }
 
-    fn hold(&self, path: &str) -> io::Result<Held> {
+    fn hold(&self, path: &str) -> io::Result<LockedFile> {
         self.locked(path, File::try_lock)
     }
 
-    fn share(&self, path: &str) -> io::Result<Held> {
+    fn share(&self, path: &str) -> io::Result<LockedFile> {
         self.locked(path, File::try_lock_shared)
     }
 
@@ -226,11 +226,11 @@ impl Host for KernelHost {
 
 /// A locked file, if its name still leads to it. The last holder of the lock may have removed the
 /// file; then the lock keeps no other process out.
-fn still_there(dir: &OwnDir, name: &str, file: File) -> io::Result<Held> {
+fn still_there(dir: &OwnDir, name: &str, file: File) -> io::Result<LockedFile> {
     let there = dir.file(name)?.ok_or(io::ErrorKind::NotFound)?.metadata()?;
     let locked = file.metadata()?;
     match (locked.dev(), locked.ino()) == (there.dev(), there.ino()) {
-        true => Ok(Held(file)),
+        true => Ok(LockedFile(file)),
         false => Err(io::ErrorKind::WouldBlock.into()),
     }
 }

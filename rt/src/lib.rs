@@ -44,14 +44,14 @@ pub use change::{Change, Target};
 pub use check::{Checked, check, is_ready};
 pub use finding::{Absent, Effect, Finding};
 pub use guests::{GuestCpus, InTheWay, Vcpus, check_free};
-pub use host::{Held, Host, Look, Reading, Unread};
+pub use host::{Host, LockedFile, Look, Reading, Unread};
 pub use host_changes::{IdleBound, InPartition, RtHostChanges, bound_file, remove_within};
 pub use in_force::{InForce, InForceError};
 pub use kernel_host::KernelHost;
 pub use own_dir::{OwnDir, Untrusted, check_socket, is_trusted};
 pub use owner::{Owner, OwnerStatus};
 pub use partition::{Partition, PartitionError, PartitionGuest};
-pub use plan::{Plan, PlannedSetting, plan};
+pub use plan::{PlannedSetting, RtPlan, plan};
 pub use profile::{
     CpusetPartition, Frequency, IdleStates, MoveTo, Profile, ProfileError, SHIPPED, Scope, Settings,
 };

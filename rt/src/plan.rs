@@ -9,7 +9,7 @@ use crate::{
     host::Look,
     partition::Partition,
     profile::Profile,
-    settings::{self, Context, Sheet, Unit},
+    settings::{self, Sheet, Unit, UnitContext},
 };
 
 /// A setting with its changes.
@@ -25,7 +25,7 @@ pub struct PlannedSetting {
 
 /// A plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Plan {
+pub struct RtPlan {
     /// The partition that it is for.
     pub partition: Partition,
     /// Settings, in the order in which they are made.
@@ -40,7 +40,7 @@ pub struct Plan {
     pub findings: Vec<Finding>,
 }
 
-impl Plan {
+impl RtPlan {
     /// All changes, in order, each with its setting's name.
     pub fn changes(&self) -> impl Iterator<Item = (&'static str, &Change)> {
         self.settings.iter().flat_map(|setting| {
@@ -52,8 +52,8 @@ impl Plan {
 
 /// The plan for a partition. Nothing is changed.
 #[must_use]
-pub fn plan(look: &dyn Look, partition: &Partition, profile: &Profile) -> Plan {
-    let cx = Context::new(look, partition, profile);
+pub fn plan(look: &dyn Look, partition: &Partition, profile: &Profile) -> RtPlan {
+    let cx = UnitContext::new(look, partition, profile);
     let mut sheet = Sheet::new(look);
     let mut settings = Vec::new();
     for Unit {
@@ -76,7 +76,7 @@ pub fn plan(look: &dyn Look, partition: &Partition, profile: &Profile) -> Plan {
         true => None,
         false => settings::by_boot(&cx, &mut sheet),
     };
-    Plan {
+    RtPlan {
         partition: partition.clone(),
         settings,
         absent: sheet.absent,

@@ -138,9 +138,9 @@ fn pass<'a>(
     for &entry in entries {
         let name = entry.target.name();
         match one(host, entry, report) {
-            Ok(Outcome::BroughtBack) => done.brought_back += 1,
-            Ok(Outcome::AsBefore) => {}
-            Ok(Outcome::Gone) => done.gone.push(name),
+            Ok(RestoreOutcome::BroughtBack) => done.brought_back += 1,
+            Ok(RestoreOutcome::AsBefore) => {}
+            Ok(RestoreOutcome::Gone) => done.gone.push(name),
             Err(why) => {
                 done.left.push((name, why));
                 kept.push(entry);
@@ -150,7 +150,7 @@ fn pass<'a>(
     kept
 }
 
-enum Outcome {
+enum RestoreOutcome {
     BroughtBack,
     AsBefore,
     Gone,
@@ -160,7 +160,7 @@ fn one(
     host: &dyn Host,
     entry: &Entry,
     report: &mut dyn FnMut(&str, &str, &str),
-) -> Result<Outcome, String> {
+) -> Result<RestoreOutcome, String> {
     let Entry { target, old, .. } = entry;
     if let Some((kind, mount)) = unmounted(host, target) {
         return Err(format!(
@@ -175,16 +175,16 @@ fn one(
                     .to_owned(),
             );
         }
-        Err(Unread::Missing) => return Ok(Outcome::Gone),
+        Err(Unread::Missing) => return Ok(RestoreOutcome::Gone),
         Err(Unread::Denied) => return Err("it can't be read; run as root".to_owned()),
         Err(Unread::Refused) => return Err("the kernel refuses to read it".to_owned()),
     };
     if target.same(&now, old) {
-        return Ok(Outcome::AsBefore);
+        return Ok(RestoreOutcome::AsBefore);
     }
     report(&target.name(), &now, old);
     match (record::put(host, target, old), target) {
-        (Ok(()), _) => Ok(Outcome::BroughtBack),
+        (Ok(()), _) => Ok(RestoreOutcome::BroughtBack),
         // A killed VMM's groups, when its guardian was killed too.
         (Err(why), Target::Dir { .. }) => Err(format!(
             "{why}; if a guest that was killed left groups in it, run vcpufreq cleanup, then restore again"

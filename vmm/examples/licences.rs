@@ -41,7 +41,7 @@ const STARTS: [&str; 6] = [
 const BUNDLED: (&str, &str) = ("libbpf-sys", "libbpf");
 
 /// A part of the program.
-pub struct Part {
+pub struct LicensedPart {
     /// Its line in the list.
     pub line: String,
     /// The name of each text, and the text.
@@ -52,7 +52,7 @@ pub struct Part {
 ///
 /// # Errors
 /// What cargo or the file system refuses, and a crate without a licence's text.
-pub fn crates(target: &str) -> Result<Vec<Part>> {
+pub fn crates(target: &str) -> Result<Vec<LicensedPart>> {
     // Macros' crates run in the compiler alone.
     let edges = "normal,no-proc-macro";
     let tree = [
@@ -87,7 +87,7 @@ pub fn crates(target: &str) -> Result<Vec<Part>> {
             texts.extend(texts_in(&folder.join(BUNDLED.1), BUNDLED.1)?);
         }
         let line = format!("{full}: {}", text(package, "license"));
-        parts.push(Part { line, texts });
+        parts.push(LicensedPart { line, texts });
     }
     parts.sort_by(|one, other| one.line.cmp(&other.line));
     Ok(parts)
@@ -132,14 +132,14 @@ fn texts_in(folder: &Path, of: &str) -> Result<Vec<(String, String)>> {
 ///
 /// # Errors
 /// A package whose copyright file can't be read.
-pub fn libraries(copyrights: &Path) -> Result<Vec<Part>> {
+pub fn libraries(copyrights: &Path) -> Result<Vec<LicensedPart>> {
     let part = |(package, name): (&str, &str)| {
         let file = copyrights.join(package).join("copyright");
         let bytes = fs::read(&file).with_context(|| file.display().to_string())?;
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let line = format!("{name}: see {package}");
         let texts = vec![(format!("{package} of Debian, copyright"), text)];
-        Ok(Part { line, texts })
+        Ok(LicensedPart { line, texts })
     };
     LIBRARIES.into_iter().map(part).collect()
 }
@@ -147,7 +147,7 @@ pub fn libraries(copyrights: &Path) -> Result<Vec<Part>> {
 /// The file: a list of the parts, then each text once, below the names of all that it is of. Texts
 /// that differ in white space alone are the same.
 #[must_use]
-pub fn file(parts: &[Part]) -> String {
+pub fn file(parts: &[LicensedPart]) -> String {
     let mut texts: Vec<(Vec<&str>, &str)> = Vec::new();
     for (name, text) in parts.iter().flat_map(|part| &part.texts) {
         let same = |(_, other): &&mut (Vec<&str>, &str)| {

@@ -6,7 +6,7 @@
 #[path = "../examples/licences.rs"]
 mod licences;
 
-use licences::{Part, crates, file, libraries};
+use licences::{LicensedPart, crates, file, libraries};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
@@ -33,7 +33,7 @@ fn each_linked_crate_is_listed_with_a_text() {
 
 #[test]
 fn equal_texts_come_once() {
-    let part = |line: &str, text: &str| Part {
+    let part = |line: &str, text: &str| LicensedPart {
         line: line.to_owned(),
         texts: vec![(format!("{line}, LICENSE"), text.to_owned())],
     };

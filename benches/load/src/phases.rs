@@ -26,7 +26,7 @@ use crate::work::{now_ns, pin_to};
 
 /// One step of a load.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum LoadStep {
     /// Runs on these CPUs alone from now on.
     Pin(CpuList),
     /// Sleeps, in µs.
@@ -62,41 +62,41 @@ pub enum Step {
 }
 
 /// Reads a row of steps.
-pub fn steps(words: &[&str]) -> Result<Vec<Step>> {
+pub fn steps(words: &[&str]) -> Result<Vec<LoadStep>> {
     words.iter().map(|word| step(word)).collect()
 }
 
-fn step(word: &str) -> Result<Step> {
+fn step(word: &str) -> Result<LoadStep> {
     let (name, value) = word.split_once('=').unwrap_or((word, ""));
     let number = || value.parse().with_context(|| format!("step '{word}'"));
     Ok(match name {
         "pin" => {
             let cpus: CpuList = value.parse()?;
             ensure!(!cpus.is_empty(), "step '{word}' names no CPU");
-            Step::Pin(cpus)
+            LoadStep::Pin(cpus)
         }
-        "sleep" => Step::Sleep(number()?),
-        "mark" => Step::Mark(value.to_owned()),
-        "busy" => Step::Busy(number()?),
-        "light" => Step::Light(numbers(word, value)?),
-        "calm" => Step::Calm(numbers(word, value)?),
-        "io" => Step::Io(numbers(word, value)?),
-        "weights" => Step::Weights(usize::try_from(number()?)?),
-        "infer" => Step::Infer(number()?),
-        "requests" => Step::Requests(numbers(word, value)?),
-        "frames" => Step::Frames(numbers(word, value)?),
-        "even" => Step::Even(numbers(word, value)?),
+        "sleep" => LoadStep::Sleep(number()?),
+        "mark" => LoadStep::Mark(value.to_owned()),
+        "busy" => LoadStep::Busy(number()?),
+        "light" => LoadStep::Light(numbers(word, value)?),
+        "calm" => LoadStep::Calm(numbers(word, value)?),
+        "io" => LoadStep::Io(numbers(word, value)?),
+        "weights" => LoadStep::Weights(usize::try_from(number()?)?),
+        "infer" => LoadStep::Infer(number()?),
+        "requests" => LoadStep::Requests(numbers(word, value)?),
+        "frames" => LoadStep::Frames(numbers(word, value)?),
+        "even" => LoadStep::Even(numbers(word, value)?),
         "rt-app" => {
             let [run_us, period_us, count] = numbers(word, value)?;
-            Step::RtApp(RtApp {
+            LoadStep::RtApp(RtApp {
                 run_us,
                 period_us,
                 count: usize::try_from(count)?,
             })
         }
-        "fresh" => Step::Fresh,
-        "fifo" => Step::Fifo,
-        "deadline" => Step::Deadline(numbers(word, value)?),
+        "fresh" => LoadStep::Fresh,
+        "fifo" => LoadStep::Fifo,
+        "deadline" => LoadStep::Deadline(numbers(word, value)?),
         _ => bail!("no such step: '{word}'"),
     })
 }
@@ -115,32 +115,32 @@ fn numbers<const N: usize>(word: &str, value: &str) -> Result<[u64; N]> {
 }
 
 impl LoadLog {
-    fn go_through(&mut self, steps: &[Step]) -> Result<()> {
+    fn go_through(&mut self, steps: &[LoadStep]) -> Result<()> {
         let mut weights = Vec::new();
         for (at, step) in steps.iter().enumerate() {
             match step {
-                Step::Pin(cpus) => pin_to(cpus.as_slice())?,
-                Step::Sleep(us) => sleep(Duration::from_micros(*us)),
-                Step::Mark(name) => self.mark(name),
-                Step::Busy(us) => self.busy_until(now_ns() + us * 1000),
-                Step::Light(times) => self.light(*times),
-                Step::Calm(times) => Self::default().light(*times),
-                Step::Io(times) => self.io(*times)?,
-                Step::Weights(kib) => weights = jobs::weights(*kib),
-                Step::Infer(count) => jobs::infer(self, &weights, *count),
-                Step::Requests([turns, count]) => jobs::requests(self, *turns, *count)?,
-                Step::Frames(times) => jobs::frames(self, *times, jobs::FRAMES),
-                Step::Even(times) => jobs::frames(self, *times, jobs::EVEN),
-                Step::Fifo => set_policy(&SchedAttr {
+                LoadStep::Pin(cpus) => pin_to(cpus.as_slice())?,
+                LoadStep::Sleep(us) => sleep(Duration::from_micros(*us)),
+                LoadStep::Mark(name) => self.mark(name),
+                LoadStep::Busy(us) => self.busy_until(now_ns() + us * 1000),
+                LoadStep::Light(times) => self.light(*times),
+                LoadStep::Calm(times) => Self::default().light(*times),
+                LoadStep::Io(times) => self.io(*times)?,
+                LoadStep::Weights(kib) => weights = jobs::weights(*kib),
+                LoadStep::Infer(count) => jobs::infer(self, &weights, *count),
+                LoadStep::Requests([turns, count]) => jobs::requests(self, *turns, *count)?,
+                LoadStep::Frames(times) => jobs::frames(self, *times, jobs::FRAMES),
+                LoadStep::Even(times) => jobs::frames(self, *times, jobs::EVEN),
+                LoadStep::Fifo => set_policy(&SchedAttr {
                     policy: SchedAttr::FIFO,
                     priority: 1,
                     ..SchedAttr::default()
                 })?,
-                Step::Deadline([run, period]) => {
+                LoadStep::Deadline([run, period]) => {
                     set_policy(&SchedAttr::deadline(run * 1000, period * 1000))?;
                 }
-                Step::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
-                Step::Fresh => {
+                LoadStep::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
+                LoadStep::Fresh => {
                     let rest = steps[at + 1..].to_vec();
                     self.go_on_as(by_new_thread(rest)?);
                     return Ok(());
@@ -175,7 +175,7 @@ fn set_policy(attr: &SchedAttr) -> Result<()> {
 }
 
 /// Goes through steps; the log.
-fn log_of(steps: &[Step]) -> Result<LoadLog> {
+fn log_of(steps: &[LoadStep]) -> Result<LoadLog> {
     let mut log = LoadLog {
         tid: gettid().as_raw(),
         ..LoadLog::default()
@@ -184,7 +184,7 @@ fn log_of(steps: &[Step]) -> Result<LoadLog> {
     Ok(log)
 }
 
-fn by_new_thread(steps: Vec<Step>) -> Result<LoadLog> {
+fn by_new_thread(steps: Vec<LoadStep>) -> Result<LoadLog> {
     let thread = Builder::new()
         .name("load-new".to_owned())
         .spawn(move || log_of(&steps))?;
@@ -196,16 +196,16 @@ fn by_new_thread(steps: Vec<Step>) -> Result<LoadLog> {
 /// A thread that waits for steps, goes through them, and waits again: its
 /// history is the load's.
 #[derive(Debug)]
-struct Worker {
-    steps: Sender<Vec<Step>>,
+struct LoadThread {
+    steps: Sender<Vec<LoadStep>>,
     logs: Receiver<Result<LoadLog>>,
     /// A log that was waited for and not asked for yet.
     done: Option<Result<LoadLog>>,
 }
 
-impl Worker {
+impl LoadThread {
     fn start(name: &str) -> Result<Self> {
-        let (steps, todo) = channel::<Vec<Step>>();
+        let (steps, todo) = channel::<Vec<LoadStep>>();
         let (done, logs) = channel();
         Builder::new().name(format!("load-{name}")).spawn(move || {
             for steps in todo {
@@ -224,13 +224,13 @@ impl Worker {
 
 /// The threads, by name; each stays when its steps are done.
 #[derive(Debug, Default)]
-pub struct Workers(BTreeMap<String, Worker>);
+pub struct Workers(BTreeMap<String, LoadThread>);
 
 impl Workers {
     /// Gives a thread steps, which it starts with at once.
-    pub fn start(&mut self, name: &str, steps: Vec<Step>) -> Result<()> {
+    pub fn start(&mut self, name: &str, steps: Vec<LoadStep>) -> Result<()> {
         if !self.0.contains_key(name) {
-            self.0.insert(name.to_owned(), Worker::start(name)?);
+            self.0.insert(name.to_owned(), LoadThread::start(name)?);
         }
         let worker = self.0.get(name).context("no such thread")?;
         worker.steps.send(steps).context("the thread has ended")
@@ -278,22 +278,22 @@ mod tests {
         ])
         .unwrap();
         let expected = [
-            Step::Pin(CpuList::from_iter([0, 2, 3])),
-            Step::Sleep(5),
-            Step::Mark("start".to_owned()),
-            Step::Light([1, 2, 3]),
-            Step::Calm([4, 5, 6]),
-            Step::Io([4, 5]),
-            Step::Frames([6, 7, 8]),
-            Step::Even([6, 7, 8]),
-            Step::RtApp(RtApp {
+            LoadStep::Pin(CpuList::from_iter([0, 2, 3])),
+            LoadStep::Sleep(5),
+            LoadStep::Mark("start".to_owned()),
+            LoadStep::Light([1, 2, 3]),
+            LoadStep::Calm([4, 5, 6]),
+            LoadStep::Io([4, 5]),
+            LoadStep::Frames([6, 7, 8]),
+            LoadStep::Even([6, 7, 8]),
+            LoadStep::RtApp(RtApp {
                 run_us: 9,
                 period_us: 10,
                 count: 11,
             }),
-            Step::Fresh,
-            Step::Fifo,
-            Step::Deadline([12, 13]),
+            LoadStep::Fresh,
+            LoadStep::Fifo,
+            LoadStep::Deadline([12, 13]),
         ];
         assert_eq!(read, expected);
         for wrong in [

@@ -41,7 +41,7 @@ pub fn wake_all(wakes: u32, gap: Duration) -> Result<()> {
 
 /// A policy above its minimum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Above {
+pub struct AboveMinimum {
     /// `policy0`.
     pub policy: String,
     /// What it runs at, in kHz.
@@ -53,11 +53,11 @@ pub struct Above {
 }
 
 /// The policies that aren't at their minimum, by name.
-pub fn above_minimum() -> Result<Vec<Above>> {
+pub fn above_minimum() -> Result<Vec<AboveMinimum>> {
     above_in(Path::new("/"))
 }
 
-fn above_in(root: &Path) -> Result<Vec<Above>> {
+fn above_in(root: &Path) -> Result<Vec<AboveMinimum>> {
     let cpu = root.join(CPU.trim_start_matches('/'));
     let Ok(entries) = fs::read_dir(cpu.join("cpufreq")) else {
         return Ok(Vec::new());
@@ -72,7 +72,7 @@ fn above_in(root: &Path) -> Result<Vec<Above>> {
         ) && now > min
         {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            above.push(Above {
+            above.push(AboveMinimum {
                 khz: now,
                 min_khz: min,
                 server: None,
@@ -140,8 +140,8 @@ mod tests {
         dir
     }
 
-    fn above(khz: u64, server: Option<(u64, u64)>) -> Above {
-        Above {
+    fn above(khz: u64, server: Option<(u64, u64)>) -> AboveMinimum {
+        AboveMinimum {
             policy: "policy4".to_owned(),
             khz,
             min_khz: 300_000,

@@ -13,14 +13,14 @@ use nix::unistd::Pid;
 const SIGNALS: [Signal; 3] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM];
 
 /// The rt-app that runs, and its folder.
-static RUNNING: Mutex<Option<Running>> = Mutex::new(None);
+static RUNNING: Mutex<Option<RunningLoad>> = Mutex::new(None);
 
-struct Running {
+struct RunningLoad {
     process: Option<Pid>,
     folder: std::path::PathBuf,
 }
 
-impl Running {
+impl RunningLoad {
     fn end(&self) {
         // What has ended, or isn't there, needs neither.
         let _ = self.process.map(|pid| kill(pid, Signal::SIGKILL));
@@ -28,7 +28,7 @@ impl Running {
     }
 }
 
-fn running() -> MutexGuard<'static, Option<Running>> {
+fn running() -> MutexGuard<'static, Option<RunningLoad>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -43,7 +43,7 @@ pub fn tidy_up_on_signals() -> Result<()> {
         let Ok(signal) = signals.wait() else { return };
         // The lock stays with this thread, so that nothing is started behind.
         let running = running();
-        running.iter().for_each(Running::end);
+        running.iter().for_each(RunningLoad::end);
         std::process::exit(128 + signal as i32);
     };
     let thread = std::thread::Builder::new().name("signals".to_owned());
@@ -64,7 +64,7 @@ pub fn run_in<T>(
 ) -> Result<T> {
     let start = || {
         let mut now = running();
-        let running = now.insert(Running {
+        let running = now.insert(RunningLoad {
             process: None,
             folder: folder.to_owned(),
         });

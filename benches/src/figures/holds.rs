@@ -8,20 +8,20 @@ use super::markdown::{head, row};
 use crate::report_json::rows;
 
 /// What makes the figure of all reports of a scenario.
-type Figure = fn(&[&Value]) -> Option<String>;
+type FigureOf = fn(&[&Value]) -> Option<String>;
 
 /// Words, a scenario, and its figure.
-type Promise = (&'static str, &'static str, Figure);
+type HoldsRow = (&'static str, &'static str, FigureOf);
 
 /// Of both sets.
-const OPPS: Promise = (
+const OPPS: HoldsRow = (
     "OPPs that the host misses with `exact`",
     "opps-exact",
     |all| wrong_of(all, "opps_wrong", "opps_checked"),
 );
 
 /// Of `make test`.
-const SHORT: &[Promise] = &[
+const SHORT: &[HoldsRow] = &[
     OPPS,
     ("changes that dip", "no-dip", |all| {
         let seen: Vec<&Value> = both(all, "seen", "seen_on_fifo");
@@ -60,7 +60,7 @@ const SHORT: &[Promise] = &[
 ];
 
 /// Of `make test-long`.
-const LONG: &[Promise] = &[
+const LONG: &[HoldsRow] = &[
     OPPS,
     (
         "OPPs at which a busy vCPU gets less than it requests with `floor`",
@@ -193,7 +193,7 @@ pub fn long(inputs: &[Value]) -> Option<String> {
     table(LONG, inputs)
 }
 
-fn table(promises: &[Promise], inputs: &[Value]) -> Option<String> {
+fn table(promises: &[HoldsRow], inputs: &[Value]) -> Option<String> {
     if inputs.iter().any(|input| input["whole"] == false) {
         return None;
     }
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn of_a_part_of_the_set_there_is_no_table() {
-        const ONE: &[Promise] = &[("what", "one", |_| Some("0".to_owned()))];
+        const ONE: &[HoldsRow] = &[("what", "one", |_| Some("0".to_owned()))];
         let results = json!([{ "result": { "scenario": "one" } }]);
         let input = |whole: bool| [json!({ "whole": whole, "results": results })];
         assert!(table(ONE, &input(true)).is_some());

@@ -13,8 +13,8 @@ use super::kvm::Kvm;
 /// The accesses of one kind by one path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Access {
-    machine: Machine,
-    path: AccessPath,
+    machine: MeasuredOn,
+    path: ReportedPath,
     op: Op,
     n: NonZeroU64,
     median_ns: f64,
@@ -37,7 +37,7 @@ pub struct Access {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Machine {
+enum MeasuredOn {
     Kvm,
     KvmSoftware,
     Lab,
@@ -45,7 +45,7 @@ enum Machine {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum AccessPath {
+enum ReportedPath {
     Exit,
     Ioeventfd,
     Bpf,

@@ -8,7 +8,7 @@ use super::paths::ns;
 use crate::report_json::rows;
 
 /// A figure as people read it, and what it is compared by: less is better.
-struct Figure {
+struct PeerFigure {
     text: String,
     size: f64,
 }
@@ -17,7 +17,7 @@ struct Figure {
 type Named = (&'static str, &'static str);
 
 /// The figures of all rows of a VMM: more than one where its vCPUs differ.
-type Figures = fn(&[&Value]) -> Option<Vec<Figure>>;
+type Figures = fn(&[&Value]) -> Option<Vec<PeerFigure>>;
 
 const PEER: &[Named] = &[("", "crosvm sched_setattr")];
 const PEER_WAYS: &[Named] = &[
@@ -145,7 +145,7 @@ fn all_of<'a>(
     one: &Compared,
     named: &'a [Named],
     input: &Value,
-) -> Option<Vec<(&'a str, Vec<Figure>)>> {
+) -> Option<Vec<(&'a str, Vec<PeerFigure>)>> {
     let figures = |&(word, begin): &'a Named| {
         let own = rows(input, "rows").filter(|row| {
             let name = row["vmm"].as_str();
@@ -158,8 +158,8 @@ fn all_of<'a>(
 }
 
 /// `` `exit` 3; `ioeventfd`, `bpf` **7** ``: those over `most` are bold, words of equal ones together.
-fn cell(all: &[(&str, Vec<Figure>)], most: f64) -> String {
-    let shown = |figure: &Figure| match figure.size > most {
+fn cell(all: &[(&str, Vec<PeerFigure>)], most: f64) -> String {
+    let shown = |figure: &PeerFigure| match figure.size > most {
         true => format!("**{}**", figure.text),
         false => figure.text.clone(),
     };
@@ -180,12 +180,12 @@ fn cell(all: &[(&str, Vec<Figure>)], most: f64) -> String {
     groups.collect::<Vec<_>>().join("; ")
 }
 
-fn figure(text: String, size: f64) -> Figure {
-    Figure { text, size }
+fn figure(text: String, size: f64) -> PeerFigure {
+    PeerFigure { text, size }
 }
 
 /// Median and p99 of each vCPU, as `shown`; the slower one's where medians are within a tenth.
-fn times(of_vcpus: &Value, shown: fn(f64, f64) -> String) -> Option<Vec<Figure>> {
+fn times(of_vcpus: &Value, shown: fn(f64, f64) -> String) -> Option<Vec<PeerFigure>> {
     let all = of_vcpus.as_array()?.iter();
     let all = all.map(|one| Some((one[0].as_f64()?, one[1].as_f64()?)));
     let mut all = all.collect::<Option<Vec<_>>>()?;
@@ -210,7 +210,7 @@ fn with_p99(median: f64, p99: f64) -> String {
 }
 
 /// Of reads, of writes.
-fn exits(seen: &Value) -> Option<Vec<Figure>> {
+fn exits(seen: &Value) -> Option<Vec<PeerFigure>> {
     let count = |key: &str| seen[key].as_f64();
     let (reads, writes) = (count("reads")?, count("writes")?);
     let whole = |count: f64| match count < 100.0 {
@@ -226,7 +226,7 @@ fn parts<'a>(seen: &[&'a Value], key: &str) -> Vec<&'a Value> {
 }
 
 /// `3 of 18`, over all; and how many of them ran below the request, where the parts name each.
-fn of_all(parts: &[&Value], (wrong, of): (&str, &str)) -> Option<Vec<Figure>> {
+fn of_all(parts: &[&Value], (wrong, of): (&str, &str)) -> Option<Vec<PeerFigure>> {
     let sum = |key: &str| {
         let counts = parts.iter().map(|part| part[key].as_u64());
         counts.sum::<Option<u64>>()

@@ -37,7 +37,7 @@ use sample_order::SampleOrder;
 use units::{DomainId, Khz, VcpuId};
 
 /// A domain, and its host.
-struct Scene {
+struct DomainScene {
     domain: Domain,
     /// What was put into force last, kHz.
     in_force: AtomicU32,
@@ -48,7 +48,7 @@ struct Scene {
     unanswered: AtomicI32,
 }
 
-impl Scene {
+impl DomainScene {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             domain: Domain::new(DomainId(0)),
@@ -114,7 +114,7 @@ fn model(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
 /// Two vCPUs write to a domain, twice each.
 pub fn the_last_of_two_writers_is_in_force() {
     model(3, || {
-        let scene = Scene::new();
+        let scene = DomainScene::new();
         let other = scene.clone();
         let other = thread::spawn(move || [1, 2].into_iter().for_each(|khz| other.write(khz)));
         [3, 4].into_iter().for_each(|khz| scene.write(khz));
@@ -127,7 +127,7 @@ pub fn the_last_of_two_writers_is_in_force() {
 /// more comes meanwhile.
 pub fn a_request_in_the_last_round_is_in_force() {
     model(3, || {
-        let scene = Scene::new();
+        let scene = DomainScene::new();
         let other = scene.clone();
         let other = thread::spawn(move || other.write(10));
         let mut calls = 0;
@@ -147,7 +147,7 @@ pub fn a_request_in_the_last_round_is_in_force() {
 /// Three vCPUs write to a domain once each.
 pub fn the_last_of_three_writers_is_in_force() {
     model(2, || {
-        let scene = Scene::new();
+        let scene = DomainScene::new();
         let writers = [1, 2].map(|khz| {
             let scene = scene.clone();
             thread::spawn(move || scene.write(khz))
@@ -163,13 +163,13 @@ pub fn the_last_of_three_writers_is_in_force() {
 /// A write waits for a token, while another one has one and the maintenance thread looks.
 pub fn a_request_that_waits_is_not_forgotten() {
     model(3, || {
-        let scene = Scene::new();
+        let scene = DomainScene::new();
         let (limited, maintenance) = (scene.clone(), scene.clone());
         let limited = thread::spawn(move || {
             limited.publish(1);
             limited.domain.defer();
         });
-        let look = |scene: &Scene| {
+        let look = |scene: &DomainScene| {
             if scene.domain.take_deferred().is_some() {
                 scene.apply();
             }

@@ -60,7 +60,7 @@ impl Shared {
         let _ = host::stay_off(&self.pcpus_of_vcpus);
         let _ = host::clamp_current_thread_to_zero();
         self.confinement.on_thread(BridgeThread::Requests);
-        let last_words = LastWords(self);
+        let last_words = ReportPanic(self);
         match self.serve(worker) {
             Ok(()) => std::mem::forget(last_words),
             Err(error) => self.lose(error),
@@ -440,9 +440,9 @@ fn ns(duration: Duration) -> u64 {
 }
 
 /// Reports a panic of the worker.
-struct LastWords<'a>(&'a Shared);
+struct ReportPanic<'a>(&'a Shared);
 
-impl Drop for LastWords<'_> {
+impl Drop for ReportPanic<'_> {
     fn drop(&mut self) {
         self.0.lose("the thread that carries out requests has died");
     }

@@ -46,15 +46,15 @@ impl Ids {
 }
 
 /// What a search has found.
-pub(super) enum Found {
+pub(super) enum FoundSet {
     Nothing,
     /// A set that isn't attached yet.
     Unready,
-    Ready(Hooks),
+    Ready(HookSet),
 }
 
 /// A set without a slot.
-pub(super) struct Hooks {
+pub(super) struct HookSet {
     pub slots: Mapped<SlotsEntry>,
     pub id: u32,
     pub maps: Vec<MapHandle>,
@@ -62,7 +62,7 @@ pub(super) struct Hooks {
     pub held: Vec<OwnedFd>,
 }
 
-impl Hooks {
+impl HookSet {
     /// Loads and attaches a set, and makes it known.
     pub(super) fn attach() -> Result<Self, BpfError> {
         let mut open = objects::open(DISPATCH)?;
@@ -131,21 +131,21 @@ impl Hooks {
     }
 
     /// The set whose map of slots has this number.
-    pub(super) fn open(id: u32) -> Found {
+    pub(super) fn open(id: u32) -> FoundSet {
         let Ok(map) = MapHandle::from_map_id(id) else {
-            return Found::Nothing;
+            return FoundSet::Nothing;
         };
         let Ok(Some(slots)) = mapped(&map) else {
-            return Found::Nothing;
+            return FoundSet::Nothing;
         };
         let Some(entry) = slots.get(0) else {
-            return Found::Nothing;
+            return FoundSet::Nothing;
         };
         match entry.layout.load(SeqCst) {
-            0 => return Found::Unready,
+            0 => return FoundSet::Unready,
             DISPATCH_LAYOUT => (),
             // It goes on beside this one's.
-            _ => return Found::Nothing,
+            _ => return FoundSet::Nothing,
         }
         let maps = entry.maps.iter();
         let maps = maps.map(|id| MapHandle::from_map_id(id.load(SeqCst)));
@@ -156,7 +156,7 @@ impl Hooks {
             held.collect::<Result<Vec<_>, _>>(),
         ) {
             (Ok(maps), Ok(held)) if are_ours(&map, &maps) && call_ours(entry, &held) => {
-                Found::Ready(Self {
+                FoundSet::Ready(Self {
                     slots,
                     id,
                     maps,
@@ -164,7 +164,7 @@ impl Hooks {
                     held,
                 })
             }
-            _ => Found::Nothing,
+            _ => FoundSet::Nothing,
         }
     }
 }
@@ -185,22 +185,22 @@ fn attach(object: &Object) -> Result<Vec<Link>, BpfError> {
 
 /// The oldest set of this version, of those whose number is lower. One that isn't attached yet is
 /// waited for, but not for ever.
-pub(super) fn older_than(id: u32) -> Option<Hooks> {
+pub(super) fn older_than(id: u32) -> Option<HookSet> {
     for look in 1..=LOOKS {
         let maps = MapInfoIter::default();
         let maps = maps.filter(|map| map.name == SLOTS && map.id < id);
         let mut numbers: Vec<u32> = maps.map(|map| map.id).collect();
         numbers.sort_unstable();
-        let mut found = numbers.into_iter().map(Hooks::open);
+        let mut found = numbers.into_iter().map(HookSet::open);
         let first = found.find(|one| match one {
-            Found::Nothing => false,
-            Found::Unready => look < LOOKS,
-            Found::Ready(_) => true,
+            FoundSet::Nothing => false,
+            FoundSet::Unready => look < LOOKS,
+            FoundSet::Ready(_) => true,
         });
         match first {
-            Some(Found::Ready(hooks)) => return Some(hooks),
-            Some(Found::Unready) => sleep(PAUSE),
-            Some(Found::Nothing) | None => return None,
+            Some(FoundSet::Ready(hooks)) => return Some(hooks),
+            Some(FoundSet::Unready) => sleep(PAUSE),
+            Some(FoundSet::Nothing) | None => return None,
         }
     }
     None

@@ -9,7 +9,7 @@ use libbpf_rs::query::{MapInfoIter, ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{ErrorKind, MapCore as _, MapHandle, MapType, libbpf_sys};
 
 use super::names::{BY_SLOT, PROGRAMS, SLOTS};
-use super::set::{Found, Hooks, Ids, map_id};
+use super::set::{FoundSet, HookSet, Ids, map_id};
 use crate::error::BpfError;
 use crate::libbpf_log::refused;
 
@@ -23,7 +23,7 @@ pub(crate) fn sweep() -> Ids {
     let mut none = true;
     for set in sets {
         none = false;
-        let Found::Ready(hooks) = Hooks::open(set.id) else {
+        let FoundSet::Ready(hooks) = HookSet::open(set.id) else {
             continue;
         };
         // While this process frees a slot, no other one takes it.

@@ -14,7 +14,7 @@ use serde_json::json;
 
 pub use args::{RtArgs, RtCommand};
 use args::{Wanted, profiles};
-use output::Changes;
+use output::ChangeOutput;
 pub use output::print;
 pub use report::ReportArgs;
 
@@ -67,7 +67,7 @@ fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
     let host = KernelHost::default();
     let wanted = args.wanted(&host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
-    let mut changes = Changes::new(args.json);
+    let mut changes = ChangeOutput::new(args.json);
     let profile = (wanted.profile_name.as_str(), &wanted.profile);
     let applied = apply(&host, &plan, profile, &mut |name, old, new| {
         changes.add(name, old, new);
@@ -135,7 +135,7 @@ fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
 
 fn restore_command(json: bool) -> anyhow::Result<u8> {
     let host = KernelHost::default();
-    let mut changes = Changes::new(json);
+    let mut changes = ChangeOutput::new(json);
     let restored = restore(&host, &mut |name, now, old| changes.add(name, now, old))?;
     match restored {
         Restored::Nothing => {

@@ -20,12 +20,12 @@ pub fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
 
 /// Prints changes as they are made, or collects them for JSON. A closed stdout doesn't stop what has
 /// begun.
-pub(super) struct Changes {
+pub(super) struct ChangeOutput {
     json: bool,
     made: Vec<Value>,
 }
 
-impl Changes {
+impl ChangeOutput {
     pub(super) fn new(json: bool) -> Self {
         let made = Vec::new();
         Self { json, made }

@@ -5,7 +5,7 @@ use crate::{
     check::Checked,
     finding::{Absent, Effect, Finding},
     partition::Partition,
-    plan::{Plan, PlannedSetting},
+    plan::{PlannedSetting, RtPlan},
 };
 
 /// `for plc on CPU 3; housekeeping on 0-2; profile kvm-rt`
@@ -23,7 +23,7 @@ fn heading(partition: &Partition, profile: &str) -> String {
 }
 
 /// A plan.
-pub(super) fn plan(plan: &Plan, profile: &str) -> String {
+pub(super) fn plan(plan: &RtPlan, profile: &str) -> String {
     let mut text = heading(&plan.partition, profile);
     for PlannedSetting {
         name,
@@ -46,7 +46,7 @@ pub(super) fn plan(plan: &Plan, profile: &str) -> String {
 }
 
 /// Lists what this program can't change or see.
-fn not_by_us(plan: &Plan) -> String {
+fn not_by_us(plan: &RtPlan) -> String {
     let mut text = String::new();
     if let Some(words) = &plan.cmdline {
         text += &format!("\nreboot: add to the kernel's command line: {words}\n");
@@ -70,7 +70,7 @@ fn not_by_us(plan: &Plan) -> String {
 }
 
 /// The result of check.
-pub(super) fn check(plan: &Plan, checked: &[Checked], profile: &str) -> String {
+pub(super) fn check(plan: &RtPlan, checked: &[Checked], profile: &str) -> String {
     let mut text = heading(&plan.partition, profile);
     for one in checked {
         let (mark, state) = match &one.effect {

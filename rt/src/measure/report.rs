@@ -9,7 +9,7 @@ use vcpufreq_device::host::CpuList;
 use super::{
     cyclictest::Latencies,
     machine::MeasuredHost,
-    script::{Hackbench, Load},
+    script::{Hackbench, TestLoad},
 };
 
 /// Where a test ran.
@@ -55,11 +55,11 @@ pub struct Conditions {
 
 /// One test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Run {
+pub struct TestRun {
     /// Where.
     pub place: TestPlace,
     /// Beside which load.
-    pub load: Load,
+    pub load: TestLoad,
     /// The command line that measured.
     pub command: String,
     /// Of each CPU.
@@ -68,7 +68,7 @@ pub struct Run {
     pub due: Vec<u64>,
 }
 
-impl Run {
+impl TestRun {
     /// The first CPU with fewer wake-ups than are due; a test without any is one, too.
     fn incomplete(&self) -> Option<String> {
         let (place, load) = (self.place.name(), self.load.name());
@@ -87,7 +87,7 @@ impl Run {
 /// Whether the latencies stay within the budget.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "verdict")]
-pub enum Verdict {
+pub enum LatencyVerdict {
     /// No budget was given.
     None,
     /// None was above it.
@@ -117,32 +117,32 @@ pub struct LatencyReport {
     /// The longest latency that may be.
     pub budget_us: Option<u64>,
     /// The tests, in order.
-    pub runs: Vec<Run>,
+    pub runs: Vec<TestRun>,
     /// The verdict on the budget.
     #[serde(flatten)]
-    pub verdict: Verdict,
+    pub verdict: LatencyVerdict,
 }
 
 impl LatencyReport {
     /// With the verdict that follows from the rest.
     #[must_use]
-    pub fn new(conditions: Conditions, budget_us: Option<u64>, runs: Vec<Run>) -> Self {
+    pub fn new(conditions: Conditions, budget_us: Option<u64>, runs: Vec<TestRun>) -> Self {
         let all = runs.iter().flat_map(|run| &run.latencies);
         let max = all.map(|one| one.max_us).max();
         let incomplete = match runs.is_empty() {
             true => Some("nothing was measured".to_owned()),
-            false => runs.iter().find_map(Run::incomplete),
+            false => runs.iter().find_map(TestRun::incomplete),
         };
         let emulated = &conditions.machine.emulated;
         let verdict = match (budget_us, max, emulated, incomplete) {
             // That one is enough.
             (Some(budget), Some(max_us), None, _) if max_us > budget => {
-                Verdict::Exceeded { max_us }
+                LatencyVerdict::Exceeded { max_us }
             }
-            (_, _, _, Some(why)) => Verdict::Incomplete { why },
-            (None, _, _, None) => Verdict::None,
-            (Some(_), _, Some(why), None) => Verdict::Refused { why: why.clone() },
-            (Some(_), _, None, None) => Verdict::Kept,
+            (_, _, _, Some(why)) => LatencyVerdict::Incomplete { why },
+            (None, _, _, None) => LatencyVerdict::None,
+            (Some(_), _, Some(why), None) => LatencyVerdict::Refused { why: why.clone() },
+            (Some(_), _, None, None) => LatencyVerdict::Kept,
         };
         Self {
             conditions,
@@ -166,15 +166,15 @@ impl LatencyReport {
     pub fn verdict_line(&self) -> String {
         let budget = self.budget_us.unwrap_or_default();
         match &self.verdict {
-            Verdict::None => "no budget was given".to_owned(),
-            Verdict::Incomplete { why } => {
+            LatencyVerdict::None => "no budget was given".to_owned(),
+            LatencyVerdict::Incomplete { why } => {
                 format!("no verdict: {why}; the test was cut short, run it again")
             }
-            Verdict::Kept => format!("kept: no latency was above the budget of {budget} µs"),
-            Verdict::Exceeded { max_us } => {
+            LatencyVerdict::Kept => format!("kept: no latency was above the budget of {budget} µs"),
+            LatencyVerdict::Exceeded { max_us } => {
                 format!("exceeded: the longest latency was {max_us} µs, the budget is {budget} µs")
             }
-            Verdict::Refused { why } => {
+            LatencyVerdict::Refused { why } => {
                 format!("no verdict on the budget of {budget} µs: {why}; run it on the hardware")
             }
         }
@@ -240,9 +240,9 @@ mod tests {
             histogram: [(5, 9), (20, 1)].into(),
             ..Latencies::default()
         };
-        let run = Run {
+        let run = TestRun {
             place: TestPlace::Host,
-            load: Load::Idle,
+            load: TestLoad::Idle,
             command: "cyclictest".to_owned(),
             latencies: vec![latencies],
             due: vec![10],
@@ -251,7 +251,7 @@ mod tests {
     }
 
     /// The same with its only run changed.
-    fn changed(change: fn(&mut Run)) -> LatencyReport {
+    fn changed(change: fn(&mut TestRun)) -> LatencyReport {
         let mut report = report(None, Some(20));
         report.runs.iter_mut().for_each(change);
         LatencyReport::new(report.conditions, report.budget_us, report.runs)
@@ -260,28 +260,28 @@ mod tests {
     #[test]
     fn a_test_that_was_cut_short_keeps_no_budget() {
         let short = changed(|run| run.due = vec![11]);
-        assert!(matches!(short.verdict, Verdict::Incomplete { .. }));
+        assert!(matches!(short.verdict, LatencyVerdict::Incomplete { .. }));
         assert!(short.text().contains("CPU 3 has 10 wake-ups of 11"));
-        for change in [(|run| run.latencies.clear()) as fn(&mut Run), |run| {
+        for change in [(|run| run.latencies.clear()) as fn(&mut TestRun), |run| {
             (run.due, run.latencies[0].samples) = (vec![0], 0)
         }] {
             let none = changed(change);
-            assert!(matches!(none.verdict, Verdict::Incomplete { .. }));
+            assert!(matches!(none.verdict, LatencyVerdict::Incomplete { .. }));
         }
         let nothing = LatencyReport::new(short.conditions.clone(), Some(20), Vec::new());
-        assert!(matches!(nothing.verdict, Verdict::Incomplete { .. }));
+        assert!(matches!(nothing.verdict, LatencyVerdict::Incomplete { .. }));
         let exceeded = changed(|run| (run.due, run.latencies[0].max_us) = (vec![11], 21));
-        assert_eq!(exceeded.verdict, Verdict::Exceeded { max_us: 21 });
+        assert_eq!(exceeded.verdict, LatencyVerdict::Exceeded { max_us: 21 });
     }
 
     #[test]
     fn verdicts() {
-        assert_eq!(report(None, None).verdict, Verdict::None);
-        assert_eq!(report(None, Some(20)).verdict, Verdict::Kept);
-        let exceeded = Verdict::Exceeded { max_us: 20 };
+        assert_eq!(report(None, None).verdict, LatencyVerdict::None);
+        assert_eq!(report(None, Some(20)).verdict, LatencyVerdict::Kept);
+        let exceeded = LatencyVerdict::Exceeded { max_us: 20 };
         assert_eq!(report(None, Some(19)).verdict, exceeded);
         let refused = report(Some("it is the lab"), Some(1_000));
-        assert!(matches!(refused.verdict, Verdict::Refused { .. }));
+        assert!(matches!(refused.verdict, LatencyVerdict::Refused { .. }));
         assert!(
             refused
                 .text()

@@ -10,7 +10,7 @@ use super::cyclictest::{Length, Test};
 /// What the other CPUs do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Load {
+pub enum TestLoad {
     /// Nothing.
     Idle,
     /// stress-ng on each of them.
@@ -19,7 +19,7 @@ pub enum Load {
     Hackbench,
 }
 
-impl Load {
+impl TestLoad {
     /// Its word on the command line and in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -31,7 +31,7 @@ impl Load {
     }
 }
 
-impl std::str::FromStr for Load {
+impl std::str::FromStr for TestLoad {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -45,7 +45,7 @@ impl std::str::FromStr for Load {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beside {
     /// Which load.
-    pub load: Load,
+    pub load: TestLoad,
     /// Where.
     pub cpus: CpuList,
     /// How busy stress-ng keeps each of them, 1..=100.
@@ -114,8 +114,8 @@ fn loads(beside: &Beside, limit_s: u64) -> String {
     let Beside { cpus, percent, .. } = beside;
     let Hackbench { groups, fds } = beside.hackbench;
     match beside.load {
-        Load::Idle => String::new(),
-        Load::Stress => {
+        TestLoad::Idle => String::new(),
+        TestLoad::Stress => {
             let mut text = String::new();
             for cpu in cpus.iter() {
                 text += &format!(
@@ -126,7 +126,7 @@ fn loads(beside: &Beside, limit_s: u64) -> String {
         }
         // A group of its own, so that what hackbench has started ends too; and the loop ends when
         // this shell does, however that comes about.
-        Load::Hackbench => format!(
+        TestLoad::Hackbench => format!(
             "setsid sh -c 'while kill -0 $0 2> /dev/null; do taskset -c {cpus} hackbench -g {groups} -f {fds} -l 100 || exit; done' $$ > /dev/null 2>&1 < /dev/null &\nload=-$!\n{SETTLE}"
         ),
     }
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    fn beside(load: Load) -> Beside {
+    fn beside(load: TestLoad) -> Beside {
         Beside {
             load,
             cpus: "0-2".parse().unwrap(),
@@ -184,25 +184,25 @@ mod tests {
 
     #[test]
     fn each_other_cpu_has_a_load() {
-        let text = script(&test(), &beside(Load::Stress), None);
+        let text = script(&test(), &beside(TestLoad::Stress), None);
         for cpu in ["0", "1", "2"] {
             assert!(text.contains(&format!("--cpu-load 60 --taskset {cpu} --timeout 70s")));
         }
         assert!(!text.contains("--taskset 3"));
-        let text = script(&test(), &beside(Load::Hackbench), None);
+        let text = script(&test(), &beside(TestLoad::Hackbench), None);
         assert!(text.contains("taskset -c 0-2 hackbench -g 1 -f 20 -l 100"));
         let small = Hackbench { groups: 3, fds: 2 };
         let hackbench = Beside {
             hackbench: small,
-            ..beside(Load::Hackbench)
+            ..beside(TestLoad::Hackbench)
         };
         assert!(script(&test(), &hackbench, None).contains("hackbench -g 3 -f 2 -l 100"));
-        assert!(!script(&test(), &beside(Load::Idle), None).contains("stress"));
+        assert!(!script(&test(), &beside(TestLoad::Idle), None).contains("stress"));
     }
 
     #[test]
     fn the_result_is_the_tests() {
-        for load in [Load::Idle, Load::Stress, Load::Hackbench] {
+        for load in [TestLoad::Idle, TestLoad::Stress, TestLoad::Hackbench] {
             let (code, text) = run(&script(&test(), &beside(load), None));
             assert_eq!((code, text.as_str()), (Some(7), "measured\n"), "{load:?}");
         }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_load_that_ends_is_no_load() {
-        let text = script(&test(), &beside(Load::Stress), None);
+        let text = script(&test(), &beside(TestLoad::Stress), None);
         // However long they take to end.
         let text = text.replace("sleep 1\n", "wait\n");
         let (code, said) = run(&text.replace("stress-ng --quiet", "false"));
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_load_that_ends_before_the_test_voids_it() {
-        let text = script(&test(), &beside(Load::Stress), None);
+        let text = script(&test(), &beside(TestLoad::Stress), None);
         // The test itself ends one, and goes on until that has ended.
         let ends = "cyclictest() { set -- $load; kill $1; while grep -qs '^State:.[^Z]' /proc/$1/status; do :; done; }\n";
         let (code, _) = run(&format!("{ends}{text}"));
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn who_ends_the_shell_ends_the_test_and_the_loads() {
-        let text = script(&test(), &beside(Load::Stress), None);
+        let text = script(&test(), &beside(TestLoad::Stress), None);
         let functions =
             "cyclictest() { echo $$; exec sleep 1000.25; }\nstress-ng() { exec sleep 1000.25; }\n";
         let mut child = Command::new("bash")
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_group_is_joined_by_the_test_alone() {
-        let text = script(&test(), &beside(Load::Stress), Some("/cg/rt"));
+        let text = script(&test(), &beside(TestLoad::Stress), Some("/cg/rt"));
         assert!(text.contains("sh -c 'echo $$ > /cg/rt/cgroup.procs && exec cyclictest "));
     }
 }

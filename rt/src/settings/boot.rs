@@ -3,13 +3,13 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{CPU, Context, Sheet, threads};
+use super::{CPU, Sheet, UnitContext, threads};
 use crate::{finding::Finding, partition};
 
 const CMDLINE: &str = "/proc/cmdline";
 
 /// The words that are missing, as they have to stand on the command line.
-pub(super) fn missing(cx: &Context, sheet: &mut Sheet) -> Option<String> {
+pub(super) fn missing(cx: &UnitContext, sheet: &mut Sheet) -> Option<String> {
     let wanted = &cx.profile.cmdline;
     if wanted.is_empty() {
         return None;
@@ -55,7 +55,7 @@ const NEEDED: &[(&str, &str)] = &[
 ];
 
 /// The options of the kernel that the profile's words need, each with one of these words.
-pub(super) fn needed(cx: &Context) -> Vec<(&'static str, &'static str)> {
+pub(super) fn needed(cx: &UnitContext) -> Vec<(&'static str, &'static str)> {
     let asked = |name: &str| {
         let mut words = cx.profile.cmdline.iter();
         words.any(|word| word.split('=').next() == Some(name))
@@ -71,7 +71,7 @@ pub(super) fn needed(cx: &Context) -> Vec<(&'static str, &'static str)> {
 
 /// Why a present word has no effect, as far as the kernel shows it: for `nohz_full`, for the CPUs
 /// that `isolcpus` takes out of load balancing, and, by its threads, for `rcu_nocbs`.
-fn ignored(cx: &Context, sheet: &mut Sheet, word: &str) -> Option<String> {
+fn ignored(cx: &UnitContext, sheet: &mut Sheet, word: &str) -> Option<String> {
     let (name, value) = word.split_once('=')?;
     match name {
         "nohz_full" => lacking(cx, "nohz_full", value),
@@ -82,7 +82,7 @@ fn ignored(cx: &Context, sheet: &mut Sheet, word: &str) -> Option<String> {
 }
 
 /// The list in the kernel's own file, if that lacks one of these CPUs.
-fn lacking(cx: &Context, file: &str, wanted: &str) -> Option<String> {
+fn lacking(cx: &UnitContext, file: &str, wanted: &str) -> Option<String> {
     let path = format!("{CPU}/{file}");
     let has = cx.look.read(&path).ok()?;
     let in_force = partition::list(cx.look, &path).unwrap_or_default();
@@ -92,7 +92,7 @@ fn lacking(cx: &Context, file: &str, wanted: &str) -> Option<String> {
 
 /// The callbacks of an offloaded CPU are done by a thread, `rcuop/N` or, in a kernel that isn't
 /// preemptible, `rcuos/N`; others have none, or a parked one (rcu_spawn_cpu_nocb_kthread()).
-fn not_offloaded(cx: &Context, sheet: &mut Sheet, cpus: &str) -> Option<String> {
+fn not_offloaded(cx: &UnitContext, sheet: &mut Sheet, cpus: &str) -> Option<String> {
     let cpus: CpuList = cpus.parse().ok()?;
     let threads = match threads::all(cx.look) {
         Ok(threads) => threads,

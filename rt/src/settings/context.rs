@@ -13,7 +13,7 @@ use crate::{
 pub(crate) const CPU: &str = "/sys/devices/system/cpu";
 
 /// The facts that a unit decides by.
-pub(crate) struct Context<'a> {
+pub(crate) struct UnitContext<'a> {
     pub look: &'a dyn Look,
     pub partition: &'a Partition,
     pub profile: &'a Profile,
@@ -21,7 +21,7 @@ pub(crate) struct Context<'a> {
     pub online: CpuList,
 }
 
-impl<'a> Context<'a> {
+impl<'a> UnitContext<'a> {
     pub(crate) fn new(look: &'a dyn Look, partition: &'a Partition, profile: &'a Profile) -> Self {
         let everyone = partition.rt().or(&partition.housekeeping);
         Self {

@@ -12,7 +12,7 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{Context, Sheet, Unit};
+use super::{Sheet, Unit, UnitContext};
 use crate::{
     finding::Effect,
     finding::Finding,
@@ -40,7 +40,7 @@ pub(crate) fn partition_group(guest: &str) -> String {
     format!("{ROOT}/vcpufreq-rt.{guest}")
 }
 
-fn plan(cx: &Context, sheet: &mut Sheet) {
+fn plan(cx: &UnitContext, sheet: &mut Sheet) {
     let Some(kind) = cx.settings().cpuset else {
         return;
     };
@@ -97,7 +97,7 @@ fn groups(sheet: &mut Sheet, guest: &PartitionGuest, word: &str, clamps: bool) {
 }
 
 /// No cpuset can be made: then it is the command line that has to set the CPUs apart.
-fn by_boot(cx: &Context, sheet: &mut Sheet, why: &str) {
+fn by_boot(cx: &UnitContext, sheet: &mut Sheet, why: &str) {
     let isolated = partition::list(cx.look, BOOT_ISOLATED).unwrap_or_default();
     let left = cx.rt.without(&isolated);
     if left.is_empty() {
@@ -131,7 +131,7 @@ fn inner_control(sheet: &mut Sheet, dir: &str, cpuset: bool, clamps: bool) {
     }
 }
 
-fn effect(cx: &Context) -> Effect {
+fn effect(cx: &UnitContext) -> Effect {
     let isolated = cx.look.read(&format!("{ROOT}/cpuset.cpus.isolated"));
     for guest in &cx.partition.guests {
         let top = partition_group(&guest.name);

@@ -2,7 +2,7 @@
 //! Frequencies: limits, utilization clamps, schedutil's rate limit.
 
 use super::{
-    CPU, Context, Sheet, Unit, by_value,
+    CPU, Sheet, Unit, UnitContext, by_value,
     policies::{can_be, wanted},
 };
 use crate::{profile::Frequency, value::Format};
@@ -51,7 +51,7 @@ pub(super) const UNITS: &[Unit] = &[
     },
 ];
 
-fn limit(cx: &Context, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {
+fn limit(cx: &UnitContext, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {
     let Some(want) = want else { return };
     for (dir, _) in wanted(cx, sheet) {
         let end = |name: &str| cx.look.number(&format!("{dir}/{name}"));
@@ -70,7 +70,7 @@ fn limit(cx: &Context, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {
     }
 }
 
-fn rate_limit(cx: &Context, sheet: &mut Sheet) {
+fn rate_limit(cx: &UnitContext, sheet: &mut Sheet) {
     const GOVERNOR: &str = "schedutil";
     let Some(want) = cx.settings().schedutil_rate_limit_us else {
         return;

@@ -4,7 +4,7 @@
 use vcpufreq_device::host::CpuList;
 
 use super::{
-    CPU, Context, Sheet, Unit,
+    CPU, Sheet, Unit, UnitContext,
     policies::{can_be, policies, wanted},
 };
 use crate::{finding::Effect, finding::Finding, host::Unread, value::Format};
@@ -23,7 +23,7 @@ const BY_ITSELF: [&str; 2] = ["intel_pstate", "amd-pstate-epp"];
 /// There with uclamp.
 const CLAMP: &str = "/proc/sys/kernel/sched_util_clamp_min";
 
-fn plan(cx: &Context, sheet: &mut Sheet) {
+fn plan(cx: &UnitContext, sheet: &mut Sheet) {
     let Some(want) = &cx.settings().governor else {
         return;
     };
@@ -43,7 +43,7 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
 }
 
 /// A governor's tunables go with its last policy, and the speed that was set with `userspace`.
-fn keep_tunables(cx: &Context, sheet: &mut Sheet, dir: &str, governor: &str) {
+fn keep_tunables(cx: &UnitContext, sheet: &mut Sheet, dir: &str, governor: &str) {
     for folder in [
         format!("{dir}/{governor}"),
         format!("{CPU}/cpufreq/{governor}"),
@@ -61,7 +61,7 @@ fn keep_tunables(cx: &Context, sheet: &mut Sheet, dir: &str, governor: &str) {
 }
 
 /// On the policies that have it; others are a finding.
-fn effect(cx: &Context) -> Effect {
+fn effect(cx: &UnitContext) -> Effect {
     let Some(want) = &cx.settings().governor else {
         return Effect::Effective;
     };
@@ -70,18 +70,18 @@ fn effect(cx: &Context) -> Effect {
     let mut effects = policies
         .iter()
         .filter(|(dir, _)| has(dir))
-        .map(|(dir, own)| Policy { cx, dir, own }.effect(want));
+        .map(|(dir, own)| GovernorPolicy { cx, dir, own }.effect(want));
     let not = effects.find(|effect| *effect != Effect::Effective);
     not.unwrap_or(Effect::Effective)
 }
 
-struct Policy<'a> {
-    cx: &'a Context<'a>,
+struct GovernorPolicy<'a> {
+    cx: &'a UnitContext<'a>,
     dir: &'a str,
     own: &'a CpuList,
 }
 
-impl Policy<'_> {
+impl GovernorPolicy<'_> {
     fn text(&self, name: &str) -> Result<String, Unread> {
         self.cx.look.read(&format!("{}/{name}", self.dir))
     }

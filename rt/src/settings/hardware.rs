@@ -4,7 +4,7 @@
 use miniz_oxide::inflate;
 use vcpufreq_device::host::CpuList;
 
-use super::{CPU, Context, Sheet, boot};
+use super::{CPU, Sheet, UnitContext, boot};
 use crate::{finding::Finding, host::Unread};
 
 /// More than any kernel's configuration, whose text is some 300 KiB.
@@ -13,7 +13,7 @@ const LONGEST_CONFIG: usize = 16 << 20;
 const OWN_CONFIG: &str = "/proc/config.gz";
 
 /// All findings about the host.
-pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
+pub(super) fn look(cx: &UnitContext, sheet: &mut Sheet) {
     kernel(cx, sheet);
     kernel_config(cx, sheet);
     siblings(cx, sheet);
@@ -23,7 +23,7 @@ pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
     }
 }
 
-fn kernel(cx: &Context, sheet: &mut Sheet) {
+fn kernel(cx: &UnitContext, sheet: &mut Sheet) {
     match cx.look.read("/proc/version") {
         Ok(text) if text.contains("PREEMPT_RT") => {}
         Ok(_) => sheet.finding(Finding::Reboot(
@@ -34,7 +34,7 @@ fn kernel(cx: &Context, sheet: &mut Sheet) {
 }
 
 /// The options that the profile names, and those that its command line needs.
-fn kernel_config(cx: &Context, sheet: &mut Sheet) {
+fn kernel_config(cx: &UnitContext, sheet: &mut Sheet) {
     let (named, needed) = (&cx.profile.kernel_config, boot::needed(cx));
     if named.is_empty() && needed.is_empty() {
         return;
@@ -63,7 +63,7 @@ fn kernel_config(cx: &Context, sheet: &mut Sheet) {
 }
 
 /// The running kernel's configuration. One that is `needed` and can't be read is unseen.
-fn running_config(cx: &Context, sheet: &mut Sheet, needed: bool) -> Option<String> {
+fn running_config(cx: &UnitContext, sheet: &mut Sheet, needed: bool) -> Option<String> {
     let release = cx.look.read("/proc/sys/kernel/osrelease");
     let path = format!("/boot/config-{}", release.unwrap_or_default());
     let own = || gunzip(&cx.look.bytes(OWN_CONFIG).ok()?);
@@ -94,7 +94,7 @@ fn gunzip(bytes: &[u8]) -> Option<String> {
 }
 
 /// Two threads of a core take turns on its execution units.
-fn siblings(cx: &Context, sheet: &mut Sheet) {
+fn siblings(cx: &UnitContext, sheet: &mut Sheet) {
     for cpu in cx.rt.iter() {
         let path = format!("{CPU}/cpu{cpu}/topology/thread_siblings_list");
         let Ok(text) = cx.look.read(&path) else {
@@ -119,7 +119,7 @@ fn siblings(cx: &Context, sheet: &mut Sheet) {
     }
 }
 
-fn swap(cx: &Context, sheet: &mut Sheet) {
+fn swap(cx: &UnitContext, sheet: &mut Sheet) {
     let used = cx
         .look
         .read("/proc/swaps")

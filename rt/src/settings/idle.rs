@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Idle states, and how long waking up may take.
 
-use super::{CPU, Context, Sheet, Unit, by_value};
+use super::{CPU, Sheet, Unit, UnitContext, by_value};
 use crate::{finding::Effect, profile::IdleStates, value::Format};
 
 pub(super) const UNITS: &[Unit] = &[
@@ -20,7 +20,7 @@ pub(super) const UNITS: &[Unit] = &[
 ];
 
 /// The numbers of a CPU's states.
-fn states(cx: &Context, cpu: u32) -> Vec<u32> {
+fn states(cx: &UnitContext, cpu: u32) -> Vec<u32> {
     let names = cx.look.list(&format!("{CPU}/cpu{cpu}/cpuidle"));
     let names = names.unwrap_or_default();
     let mut numbers: Vec<u32> = names
@@ -31,7 +31,7 @@ fn states(cx: &Context, cpu: u32) -> Vec<u32> {
     numbers
 }
 
-fn states_off(cx: &Context, sheet: &mut Sheet) {
+fn states_off(cx: &UnitContext, sheet: &mut Sheet) {
     let Some(off) = &cx.settings().idle_states_off else {
         return;
     };
@@ -56,7 +56,7 @@ fn states_off(cx: &Context, sheet: &mut Sheet) {
     }
 }
 
-fn latency(cx: &Context, sheet: &mut Sheet) {
+fn latency(cx: &UnitContext, sheet: &mut Sheet) {
     let Some(want) = &cx.settings().resume_latency_us else {
         return;
     };
@@ -67,7 +67,7 @@ fn latency(cx: &Context, sheet: &mut Sheet) {
 }
 
 /// The idle governor has to obey the limit; haltpoll does not.
-fn heeded(cx: &Context) -> Effect {
+fn heeded(cx: &UnitContext) -> Effect {
     if cx.rt.iter().all(|cpu| states(cx, cpu).is_empty()) {
         return Effect::Not("without cpuidle nothing obeys it".to_owned());
     }

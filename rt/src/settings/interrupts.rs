@@ -3,7 +3,7 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{Context, Sheet, Unit, irqbalance};
+use super::{Sheet, Unit, UnitContext, irqbalance};
 use crate::{finding::Effect, host::Unread, value::Format};
 
 const DIR: &str = "/proc/irq";
@@ -15,7 +15,7 @@ pub(super) const UNITS: &[Unit] = &[Unit {
     effect,
 }];
 
-fn plan(cx: &Context, sheet: &mut Sheet) {
+fn plan(cx: &UnitContext, sheet: &mut Sheet) {
     if cx.settings().interrupts.is_none() {
         return;
     }
@@ -39,14 +39,14 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
     irqbalance::look(cx, sheet);
 }
 
-fn irqs(cx: &Context) -> Vec<String> {
+fn irqs(cx: &UnitContext) -> Vec<String> {
     let mut names = cx.look.list(DIR).unwrap_or_default();
     names.retain(|name| name.parse::<u32>().is_ok());
     names
 }
 
 /// Where the hardware sends each, which is what counts.
-fn effect(cx: &Context) -> Effect {
+fn effect(cx: &UnitContext) -> Effect {
     for irq in irqs(cx) {
         if !cx.look.writable(&format!("{DIR}/{irq}/smp_affinity")) {
             continue;

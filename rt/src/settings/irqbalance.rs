@@ -4,7 +4,7 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{CPU, Context, Sheet, threads};
+use super::{CPU, Sheet, UnitContext, threads};
 use crate::{
     finding::Finding,
     host::{Look, Unread},
@@ -15,7 +15,7 @@ use crate::{
 const NAME: &str = "irqbalance";
 
 /// A finding for each irqbalance that bans less than the real-time CPUs.
-pub(super) fn look(cx: &Context, sheet: &mut Sheet) {
+pub(super) fn look(cx: &UnitContext, sheet: &mut Sheet) {
     let all = match threads::all(cx.look) {
         Ok(all) => all,
         Err(why) => return sheet.cannot("/proc (irqbalance)".to_owned(), why),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory management that makes threads wait or moves pages below them, and KVM's own polling.
 
-use super::{Context, Unit, by_value};
+use super::{Unit, UnitContext, by_value};
 use crate::{finding::Effect, value::Format};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
@@ -59,7 +59,7 @@ pub(super) const UNITS: &[Unit] = &[
 ];
 
 /// Stopped, it leaves what it has merged.
-fn not_merged(cx: &Context) -> Effect {
+fn not_merged(cx: &UnitContext) -> Effect {
     match cx.look.number(&format!("{KSM}/pages_shared")) {
         Some(pages) if pages > 0 => Effect::Not(format!(
             "{pages} pages are still merged; write 2 to {KSM}/run to part them"

@@ -21,7 +21,7 @@ mod unit;
 mod watchdogs;
 mod workqueues;
 
-pub(crate) use context::{CPU, Context};
+pub(crate) use context::{CPU, UnitContext};
 pub(crate) use cpuset::{occupied, partition_group};
 pub(crate) use sheet::Sheet;
 pub(crate) use unit::{Unit, by_value};
@@ -47,7 +47,7 @@ pub(crate) fn units() -> impl Iterator<Item = &'static Unit> {
 
 /// The findings about the host that only a reboot or people can change, and the words that its
 /// command line lacks.
-pub(crate) fn by_boot(cx: &Context, sheet: &mut Sheet) -> Option<String> {
+pub(crate) fn by_boot(cx: &UnitContext, sheet: &mut Sheet) -> Option<String> {
     sheet.setting = "host";
     hardware::look(cx, sheet);
     sheet.setting = "cmdline";

@@ -3,11 +3,11 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{CPU, Context, Sheet};
+use super::{CPU, Sheet, UnitContext};
 use crate::finding::Finding;
 
 /// The folders of the policies that have one of these CPUs online, with their CPUs.
-pub(super) fn policies(cx: &Context, cpus: &CpuList) -> Vec<(String, CpuList)> {
+pub(super) fn policies(cx: &UnitContext, cpus: &CpuList) -> Vec<(String, CpuList)> {
     let mut names = cx.look.list(&format!("{CPU}/cpufreq")).unwrap_or_default();
     names.retain(|name| name.starts_with("policy"));
     names.sort_by_key(|name| name["policy".len()..].parse::<u32>().unwrap_or(u32::MAX));
@@ -23,7 +23,7 @@ pub(super) fn policies(cx: &Context, cpus: &CpuList) -> Vec<(String, CpuList)> {
 }
 
 /// Those whose frequencies are set.
-pub(super) fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, CpuList)> {
+pub(super) fn wanted(cx: &UnitContext, sheet: &mut Sheet) -> Vec<(String, CpuList)> {
     let cpus = cx.cpus_of(cx.settings().frequency_cpus);
     let found = policies(cx, cpus);
     if found.is_empty() {
@@ -45,7 +45,7 @@ pub(super) fn wanted(cx: &Context, sheet: &mut Sheet) -> Vec<(String, CpuList)> 
 }
 
 /// Whether a policy has this governor, or can have it.
-pub(super) fn can_be(cx: &Context, dir: &str, governor: &str) -> bool {
+pub(super) fn can_be(cx: &UnitContext, dir: &str, governor: &str) -> bool {
     let known = cx.look.read(&format!("{dir}/scaling_available_governors"));
     known.is_ok_and(|names| names.split_whitespace().any(|name| name == governor))
         || cx.look.read(&format!("{dir}/scaling_governor")).as_deref() == Ok(governor)

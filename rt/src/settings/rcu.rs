@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! RCU's grace periods.
 
-use super::{Context, Sheet, Unit};
+use super::{Sheet, Unit, UnitContext};
 use crate::{finding::Effect, value::Format};
 
 const EXPEDITED: &str = "/sys/kernel/rcu_expedited";
@@ -14,7 +14,7 @@ pub(super) const UNITS: &[Unit] = &[Unit {
     effect,
 }];
 
-fn plan(cx: &Context, sheet: &mut Sheet) {
+fn plan(cx: &UnitContext, sheet: &mut Sheet) {
     let Some(want) = cx.settings().rcu_expedited else {
         return;
     };
@@ -31,7 +31,7 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
 }
 
 /// `rcu_normal` wins where both are set.
-fn effect(cx: &Context) -> Effect {
+fn effect(cx: &UnitContext) -> Effect {
     match (cx.settings().rcu_expedited, cx.look.number(NORMAL)) {
         (Some(1), Some(1)) => Effect::Not(format!("{NORMAL} is 1 and wins; write 0 to it")),
         (Some(1), None) => Effect::Unseen(format!("{NORMAL} can't be read")),

@@ -3,7 +3,7 @@
 
 use vcpufreq_device::host::{CpuList, SCHED_DEBUG};
 
-use super::{Context, Sheet, Unit, by_value};
+use super::{Sheet, Unit, UnitContext, by_value};
 use crate::{finding::Effect, host::Unread, value::Format};
 
 /// Both keep a share of each CPU from real-time tasks: since 6.12, and for sched_ext since 6.20.
@@ -35,7 +35,7 @@ pub(super) const UNITS: &[Unit] = &[
 ///
 /// # Errors
 /// While debugfs is hidden or not mounted: which kernel it is can't be seen then.
-fn server_files(cx: &Context, cpus: &CpuList) -> Result<Vec<String>, Unread> {
+fn server_files(cx: &UnitContext, cpus: &CpuList) -> Result<Vec<String>, Unread> {
     let names = match cx.look.list(SCHED_DEBUG) {
         Err(Unread::Missing) if is_mounted(cx) => Vec::new(),
         Err(Unread::Missing) => return Err(Unread::Refused),
@@ -51,12 +51,12 @@ fn server_files(cx: &Context, cpus: &CpuList) -> Result<Vec<String>, Unread> {
     Ok(servers.flat_map(of).collect())
 }
 
-fn is_mounted(cx: &Context) -> bool {
+fn is_mounted(cx: &UnitContext) -> bool {
     let top = cx.look.list("/sys/kernel/debug");
     top.is_ok_and(|names| !names.is_empty())
 }
 
-fn servers(cx: &Context, sheet: &mut Sheet) {
+fn servers(cx: &UnitContext, sheet: &mut Sheet) {
     let Some(want) = cx.settings().fair_server_runtime_ns else {
         return;
     };
@@ -81,7 +81,7 @@ fn servers(cx: &Context, sheet: &mut Sheet) {
 }
 
 /// Without a limit only if no server takes its share.
-fn unthrottled(cx: &Context) -> Effect {
+fn unthrottled(cx: &UnitContext) -> Effect {
     if cx.settings().rt_runtime_us != Some(-1) {
         return Effect::Effective;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Kernel threads of the real-time CPUs, which must come before a busy vCPU of theirs.
 
-use super::{Context, Sheet, Unit, by_value};
+use super::{Sheet, Unit, UnitContext, by_value};
 use crate::{
     change::Target,
     host::{Look, Unread},
@@ -29,7 +29,7 @@ pub(super) const UNITS: &[Unit] = &[
     },
 ];
 
-fn of_cpus(cx: &Context, sheet: &mut Sheet, kind: &str, want: Option<&str>) {
+fn of_cpus(cx: &UnitContext, sheet: &mut Sheet, kind: &str, want: Option<&str>) {
     let Some(want) = want else { return };
     let all = match all(cx.look) {
         Ok(all) => all,

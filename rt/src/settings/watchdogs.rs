@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Watchdogs and tracing.
 
-use super::{Context, Unit, by_value};
+use super::{Unit, UnitContext, by_value};
 use crate::{finding::Effect, value::Format};
 
 const TRACING: &str = "/sys/kernel/tracing";
@@ -49,7 +49,7 @@ pub(super) const UNITS: &[Unit] = &[
 
 /// A tracer that is chosen runs its hooks with the buffer off, too; and instances have switches of
 /// their own.
-fn untraced(cx: &Context) -> Effect {
+fn untraced(cx: &UnitContext) -> Effect {
     match cx.look.read(&format!("{TRACING}/current_tracer")) {
         Ok(tracer) if tracer == "nop" => {}
         Ok(tracer) => {

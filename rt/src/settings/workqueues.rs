@@ -3,7 +3,7 @@
 
 use vcpufreq_device::host::CpuList;
 
-use super::{Context, Sheet, Unit};
+use super::{Sheet, Unit, UnitContext};
 use crate::{finding::Effect, host::Unread, value::Format};
 
 const DIR: &str = "/sys/devices/virtual/workqueue";
@@ -15,7 +15,7 @@ pub(super) const UNITS: &[Unit] = &[Unit {
     effect,
 }];
 
-fn plan(cx: &Context, sheet: &mut Sheet) {
+fn plan(cx: &UnitContext, sheet: &mut Sheet) {
     if cx.settings().workqueues.is_none() {
         return;
     }
@@ -39,13 +39,13 @@ fn plan(cx: &Context, sheet: &mut Sheet) {
 }
 
 /// Of each queue that has a mask of its own.
-fn own_masks(cx: &Context, names: &[String]) -> Vec<String> {
+fn own_masks(cx: &UnitContext, names: &[String]) -> Vec<String> {
     let paths = names.iter().map(|name| format!("{DIR}/{name}/cpumask"));
     paths.filter(|path| cx.look.writable(path)).collect()
 }
 
 /// A queue's work runs on its own mask's CPUs as far as the common mask has them.
-fn effect(cx: &Context) -> Effect {
+fn effect(cx: &UnitContext) -> Effect {
     let mask = |path: &str| match cx.look.read(path) {
         Ok(text) => CpuList::from_mask(&text).ok_or(Unread::Refused),
         Err(why) => Err(why),

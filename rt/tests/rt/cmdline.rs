@@ -2,7 +2,7 @@
 //! Promise of the command line and the kernel's configuration: the findings list exactly what needs
 //! a reboot or another kernel, and the words that the kernel ignored.
 
-use vcpufreq_rt::{Finding, Look, Plan};
+use vcpufreq_rt::{Finding, Look, RtPlan};
 
 use crate::{fake::FakeKernel, partition::planned};
 
@@ -26,12 +26,12 @@ fn words_that_the_kernel_ignored_are_told() {
 }
 
 /// The plan of a host with this command line, of which a profile asks.
-fn booted_with(host: &FakeKernel, running: &str, cmdline: &[&str]) -> Plan {
+fn booted_with(host: &FakeKernel, running: &str, cmdline: &[&str]) -> RtPlan {
     host.put("/proc/cmdline", running);
     planned(host, &format!("cmdline = {cmdline:?}")).0
 }
 
-fn reboots(plan: &Plan, part: &str) -> usize {
+fn reboots(plan: &RtPlan, part: &str) -> usize {
     let told = |one: &&Finding| matches!(one, Finding::Reboot(text) if text.contains(part));
     plan.findings.iter().filter(told).count()
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vcpufreq_rt::{
-    Partition, Plan, Profile, RestoreError, Restored, Target, apply, check, plan, restore,
+    Partition, Profile, RestoreError, Restored, RtPlan, Target, apply, check, plan, restore,
 };
 
 use crate::{
@@ -48,7 +48,7 @@ ksoftirqd = 'rr:3'
 halt-poll-ns = 0
 ";
 
-fn planned(host: &FakeKernel) -> (Plan, Profile) {
+fn planned(host: &FakeKernel) -> (RtPlan, Profile) {
     let profile = Profile::parse("everything", EVERYTHING).unwrap();
     let guests = vec![guest("plc", "3"), guest("hmi", "2")];
     let partition = Partition::new(host, guests, None, None).unwrap();

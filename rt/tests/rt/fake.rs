@@ -13,7 +13,7 @@ use std::{
 
 use nix::errno::Errno;
 use tempfile::TempDir;
-use vcpufreq_rt::{CpuList, Held, Host, KernelHost, Look, Reading, Unread, Untrusted};
+use vcpufreq_rt::{CpuList, Host, KernelHost, LockedFile, Look, Reading, Unread, Untrusted};
 
 pub const CPU: &str = "/sys/devices/system/cpu";
 pub const CGROUP: &str = "/sys/fs/cgroup";
@@ -454,7 +454,7 @@ impl Host for FakeKernel {
         })
     }
 
-    fn create(&self, path: &str, text: &str) -> io::Result<Held> {
+    fn create(&self, path: &str, text: &str) -> io::Result<LockedFile> {
         let made = RefCell::new(None);
         self.step(path, || {
             fs::create_dir_all(self.real("/run"))?;
@@ -464,11 +464,11 @@ impl Host for FakeKernel {
         Ok(made.into_inner().unwrap())
     }
 
-    fn hold(&self, path: &str) -> io::Result<Held> {
+    fn hold(&self, path: &str) -> io::Result<LockedFile> {
         self.files.hold(path)
     }
 
-    fn share(&self, path: &str) -> io::Result<Held> {
+    fn share(&self, path: &str) -> io::Result<LockedFile> {
         self.files.share(path)
     }
 

@@ -6,8 +6,8 @@
 use std::fs::File;
 
 use vcpufreq_rt::{
-    Applied, ApplyError, Host, InForce, InForceError, Look, PATH, Plan, Profile, RestoreError,
-    Restored, restore,
+    Applied, ApplyError, Host, InForce, InForceError, Look, PATH, Profile, RestoreError, Restored,
+    RtPlan, restore,
 };
 
 use crate::{
@@ -22,7 +22,7 @@ fn bound_file() -> String {
 }
 
 /// A profile that changes what a real-time guest changes too, and makes no cpuset.
-fn planned_bound(host: &FakeKernel) -> (Plan, Profile) {
+fn planned_bound(host: &FakeKernel) -> (RtPlan, Profile) {
     planned(host, "settings.resume-latency-us = 'n/a'")
 }
 

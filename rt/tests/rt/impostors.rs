@@ -3,7 +3,7 @@
 //! line and left alone: by plan, apply, check and restore.
 
 use vcpufreq_rt::{
-    Entry, Finding, PATH, Plan, Record, Restored, Target, apply, check, is_ready, restore,
+    Entry, Finding, PATH, Record, Restored, RtPlan, Target, apply, check, is_ready, restore,
 };
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     partition::planned,
 };
 
-fn impostors(plan: &Plan) -> Vec<&str> {
+fn impostors(plan: &RtPlan) -> Vec<&str> {
     let texts = plan.findings.iter().filter_map(|finding| match finding {
         Finding::Impostor(what) => Some(&**what),
         _ => None,

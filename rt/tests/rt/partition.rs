@@ -2,8 +2,8 @@
 //! Promise: an impossible partition is refused, with the cause in one line.
 
 use vcpufreq_rt::{
-    Applied, ApplyError, CpuList, Partition, PartitionGuest, Plan, Profile, Restored, apply, check,
-    is_ready, plan, restore,
+    Applied, ApplyError, CpuList, Partition, PartitionGuest, Profile, Restored, RtPlan, apply,
+    check, is_ready, plan, restore,
 };
 
 use crate::fake::{CPU, FakeKernel};
@@ -19,13 +19,13 @@ pub fn plc(host: &FakeKernel) -> Partition {
 }
 
 /// What a profile of this text plans for it.
-pub fn planned(host: &FakeKernel, text: &str) -> (Plan, Profile) {
+pub fn planned(host: &FakeKernel, text: &str) -> (RtPlan, Profile) {
     let profile = Profile::parse("test", text).unwrap();
     (plan(host, &plc(host), &profile), profile)
 }
 
 /// Applies a plan of [`planned`].
-pub fn applied(host: &FakeKernel, of: &(Plan, Profile)) -> Result<Applied, ApplyError> {
+pub fn applied(host: &FakeKernel, of: &(RtPlan, Profile)) -> Result<Applied, ApplyError> {
     let (plan, profile) = of;
     apply(host, plan, ("test", profile), &mut |_, _, _| {})
 }

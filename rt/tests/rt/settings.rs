@@ -2,7 +2,7 @@
 //! Promise of each setting: its changes on this host, its text if the host lacks or hides the
 //! files, and when it counts as effective.
 
-use vcpufreq_rt::{Effect, Finding, Partition, Plan, Profile, check, plan};
+use vcpufreq_rt::{Effect, Finding, Partition, Profile, RtPlan, check, plan};
 
 use crate::{
     fake::{CGROUP, CPU, FakeKernel},
@@ -26,7 +26,7 @@ pub fn case<'a>(host: &'a FakeKernel, settings: &str) -> Case<'a> {
 }
 
 impl Case<'_> {
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> RtPlan {
         plan(self.host, &self.partition, &self.profile)
     }
 

@@ -39,9 +39,9 @@ pub fn host_runs_at(policy: &Policy, vm: &mut Vm, wanted: u32) -> Result<u32> {
 
 /// What a look saw.
 #[derive(Debug)]
-pub struct Look<T> {
+pub struct LookResult<T> {
     /// The frequencies.
-    pub held: Held,
+    pub held: FrequencySpan,
     /// Other tasks ran beside the vCPU, or much on the policy's other pCPUs.
     pub disturbed: bool,
     /// What came of what was done at its end.
@@ -49,7 +49,7 @@ pub struct Look<T> {
 }
 
 /// Looks at a policy's frequency for 20 ms, then does something.
-pub fn look<T>(policy: &Policy, then: impl FnOnce() -> Result<T>) -> Result<Look<T>> {
+pub fn look<T>(policy: &Policy, then: impl FnOnce() -> Result<T>) -> Result<LookResult<T>> {
     look_after(policy, || Ok(()), then)
 }
 
@@ -59,7 +59,7 @@ pub fn look_after<T>(
     policy: &Policy,
     first: impl FnOnce() -> Result<()>,
     then: impl FnOnce() -> Result<T>,
-) -> Result<Look<T>> {
+) -> Result<LookResult<T>> {
     let trace = Trace::start()?;
     // In this order: a change between the two would be in neither otherwise.
     let at_start = policy.khz()?;
@@ -74,7 +74,7 @@ pub fn look_after<T>(
     let beside = seen.others_ran(&[policy.cpu()], (started, span.1));
     let disturbed = beside > 0 || seen.others_ran(&policy.cpus, span) > DISTURBED_US;
     let held = held_frequency(policy, &seen.frequencies, at_start, span);
-    Ok(Look {
+    Ok(LookResult {
         held,
         disturbed,
         outcome,
@@ -111,7 +111,7 @@ fn undisturbed() -> Span {
 
 /// A policy's frequency over a span of time.
 #[derive(Debug, Clone)]
-pub struct Held {
+pub struct FrequencySpan {
     /// The one that it had for most of the time.
     pub most: u32,
     /// The lowest.
@@ -121,7 +121,12 @@ pub struct Held {
 }
 
 /// From the trace: `at_start` is the frequency before the trace began.
-fn held_frequency(policy: &Policy, seen: &[FrequencyEvent], at_start: u32, span: Span) -> Held {
+fn held_frequency(
+    policy: &Policy,
+    seen: &[FrequencyEvent],
+    at_start: u32,
+    span: Span,
+) -> FrequencySpan {
     let (from, to) = span;
     let mut time_at = BTreeMap::new();
     let (mut khz, mut since) = (at_start, from);
@@ -144,7 +149,7 @@ fn held_frequency(policy: &Policy, seen: &[FrequencyEvent], at_start: u32, span:
     let since = std::iter::once(khz)
         .chain(own.map(|event| event.khz))
         .collect();
-    Held {
+    FrequencySpan {
         most,
         lowest,
         since,

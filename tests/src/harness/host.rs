@@ -27,10 +27,10 @@ const RESULTS: &str = "/dev/ttyAMA1";
 const SYSTEMD: &str = "/usr/lib/systemd/systemd";
 
 /// What carries out a scenario by its name.
-pub type Run = fn(&str, &Plan) -> Result<Value>;
+pub type RunScenario = fn(&str, &Plan) -> Result<Value>;
 
 /// The host's first process, or a service of its init system, which is started first then.
-pub fn main(run: Run) {
+pub fn main(run: RunScenario) {
     if is_init() && Path::new(SYSTEMD).exists() {
         let failed = Command::new(SYSTEMD).arg("--log-target=console").exec();
         println!("{SYSTEMD}: {failed}");
@@ -49,7 +49,7 @@ fn is_init() -> bool {
     std::process::id() == 1
 }
 
-fn carry_out(run: Run) -> Result<()> {
+fn carry_out(run: RunScenario) -> Result<()> {
     if is_init() {
         mount_all()?;
     } else {

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 
 use crate::harness::frequency::let_ticks_pass;
 use crate::harness::policy::Policy;
-use crate::harness::trace::{Seen, Trace};
+use crate::harness::trace::{Trace, TraceEvents};
 use crate::harness::vm::{Setup, Vm};
 
 /// A guest with a vCPU like a CPU of this policy, that may run anywhere.
@@ -29,7 +29,7 @@ pub const TICK_US: u64 = 4_000;
 /// The busy vCPU's move to another pCPU, as the host's trace shows it.
 pub struct Moved<'a> {
     /// The trace.
-    pub seen: Seen,
+    pub seen: TraceEvents,
     /// When its thread runs there first.
     pub arrived_us: u64,
     to: &'a Policy,

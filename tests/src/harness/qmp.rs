@@ -17,14 +17,14 @@ const STARTS: Duration = Duration::from_secs(10);
 const JOB: Duration = Duration::from_secs(60);
 
 /// A connection to it.
-pub struct Qmp(BufReader<UnixStream>);
+pub struct QmpClient(BufReader<UnixStream>);
 
 /// Has QEMU listen at `path`.
 pub fn listen(qemu: &mut Command, path: &str) {
     qemu.args(["-qmp", &format!("unix:{path},server=on,wait=off")]);
 }
 
-impl Qmp {
+impl QmpClient {
     /// To the QEMU that listens at `path`, soon after its start. The QEMU that writes the guest's
     /// device tree listens there before it, and ends.
     pub fn connect(path: &str) -> Result<Self> {

@@ -18,14 +18,14 @@ pub const NO_GROUPS: &str = "no cgroup to be had";
 
 /// A server. Dropping it kills it.
 #[derive(Debug)]
-pub struct Server {
+pub struct ServeProcess {
     child: Child,
     stderr: BufReader<ChildStderr>,
     /// What it has printed on stderr.
     said: String,
 }
 
-impl Server {
+impl ServeProcess {
     /// Starts it; a VMM may connect when this returns, unless one is taken over.
     pub fn start(setup: &Setup) -> Result<Self> {
         let mut child = serve(setup).stderr(Stdio::piped()).spawn()?;
@@ -60,7 +60,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServeProcess {
     fn drop(&mut self) {
         // Both fail when it has ended already, which is as well.
         let _ = self.child.kill();

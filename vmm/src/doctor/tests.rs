@@ -404,11 +404,11 @@ fn exit_codes_follow_the_worst_finding() {
 }
 
 /// What is done to the facts of a good host.
-type Change = &'static dyn Fn(&FakeHost, &mut Live);
+type FactChange = &'static dyn Fn(&FakeHost, &mut Live);
 
 /// A board that has the trap of this name, and a part of its finding: of the change, or of what is
 /// so where there is nothing to change.
-const BOARDS: [(&str, Change, &str); 16] = [
+const BOARDS: [(&str, FactChange, &str); 16] = [
     (
         "uclamp",
         &|_, live| live.uclamp = Err("Operation not supported".into()),

@@ -29,19 +29,19 @@ pub struct Trap {
     /// How much it matters.
     pub level: Level,
     /// Whether this host has it.
-    pub found: fn(&DoctorFacts) -> Option<Found>,
+    pub found: fn(&DoctorFacts) -> Option<FoundTrap>,
 }
 
 /// A trap that a host has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundTrap {
     /// What is so on this host.
     pub what: String,
     /// Where to change it.
     pub place: String,
 }
 
-impl Found {
+impl FoundTrap {
     fn new(what: impl Into<String>, place: impl Into<String>) -> Self {
         let (what, place) = (what.into(), place.into());
         Self { what, place }
@@ -51,7 +51,7 @@ impl Found {
 impl Trap {
     /// The finding, where this host has the trap.
     pub fn look(&self, facts: &DoctorFacts) -> Option<DoctorFinding> {
-        let Found { what, place } = (self.found)(facts)?;
+        let FoundTrap { what, place } = (self.found)(facts)?;
         let finding = match self.level {
             Level::Limit | Level::Blocker => {
                 let change = self.change.replace("{}", &place);
@@ -124,7 +124,7 @@ pub(super) const UCLAMP: Trap = Trap {
     kernel: "5.3; groups 5.4",
     found: |facts| {
         let error = facts.live.uclamp.as_ref().err()?;
-        Some(Found::new(format!("not available: {error}"), NO_PLACE))
+        Some(FoundTrap::new(format!("not available: {error}"), NO_PLACE))
     },
     ..TRAP
 };
@@ -139,7 +139,7 @@ pub(super) const SCHEDUTIL: Trap = Trap {
         let lacks = |policy: &CpufreqPolicy| {
             !chooses_itself(policy) && facts.board.no_schedutil.contains(&policy.id)
         };
-        Some(Found::new(
+        Some(FoundTrap::new(
             format!("not available: {}", drivers(facts, lacks)?),
             NO_PLACE,
         ))
@@ -163,7 +163,7 @@ pub(super) const GOVERNOR: Trap = Trap {
         });
         let ids: Vec<_> = wrong.map(|policy| policy.id.to_string()).collect();
         let what = per_policy(&facts.cpus.policies, |policy| &policy.governor);
-        (!ids.is_empty()).then(|| Found::new(what, ids.join(", ")))
+        (!ids.is_empty()).then(|| FoundTrap::new(what, ids.join(", ")))
     },
     ..TRAP
 };
@@ -185,7 +185,7 @@ pub(super) const FIRMWARE: Trap = Trap {
             "intel_pstate" => "intel_pstate=passive",
             _ => "amd_pstate=passive",
         };
-        Some(Found::new(drivers(facts, chooses_itself)?, word))
+        Some(FoundTrap::new(drivers(facts, chooses_itself)?, word))
     },
     ..TRAP
 };
@@ -199,7 +199,7 @@ const AUTONOMOUS: Trap = Trap {
     kernel: "CONFIG_ACPI_CPPC_CPUFREQ",
     found: |facts| {
         let ids: Vec<_> = facts.board.auto_select.iter().map(u32::to_string).collect();
-        (!ids.is_empty()).then(|| Found::new("auto_select is 1", ids.join(", ")))
+        (!ids.is_empty()).then(|| FoundTrap::new("auto_select is 1", ids.join(", ")))
     },
     ..TRAP
 };
@@ -220,7 +220,7 @@ const HINT: Trap = Trap {
             Some(_) => "without OPPs",
             None => "with OPPs",
         };
-        Some(Found::new(format!("{what}, {opps}"), NO_PLACE))
+        Some(FoundTrap::new(format!("{what}, {opps}"), NO_PLACE))
     },
     ..TRAP
 };
@@ -235,7 +235,7 @@ const BOOST: Trap = Trap {
     found: |facts| {
         let files = &facts.board.boosting;
         let what = files.first()?.clone() + " is 1";
-        Some(Found::new(what, files.join("; echo 0 > ")))
+        Some(FoundTrap::new(what, files.join("; echo 0 > ")))
     },
     ..TRAP
 };
@@ -260,7 +260,7 @@ pub(super) const CAPACITY: Trap = Trap {
             .all(|cpu| cpu.capacity_or_full() == 1024);
         let other = tops.find(|top| *top != first).filter(|_| equal)?;
         let what = format!("not reported, and policies end at {first} and {other} kHz");
-        Some(Found::new(what, NO_PLACE))
+        Some(FoundTrap::new(what, NO_PLACE))
     },
     ..TRAP
 };
@@ -274,7 +274,7 @@ const CGROUP_V1: Trap = Trap {
     kernel: "v2's cpu.uclamp.min 5.4",
     found: |facts| {
         let mount = facts.board.cgroup_v1.as_ref()?;
-        Some(Found::new(
+        Some(FoundTrap::new(
             format!("{mount} has the cpu controller"),
             NO_PLACE,
         ))
@@ -291,7 +291,7 @@ pub(super) const SLICE: Trap = Trap {
     kernel: "CONFIG_UCLAMP_TASK_GROUP",
     found: |facts| {
         let (file, value) = facts.live.capped.as_ref().or(facts.board.capped.as_ref())?;
-        Some(Found::new(format!("{file} is {value}"), file))
+        Some(FoundTrap::new(format!("{file} is {value}"), file))
     },
     ..TRAP
 };
@@ -305,7 +305,7 @@ const LOCKDOWN: Trap = Trap {
     kernel: "5.4, CONFIG_SECURITY_LOCKDOWN_LSM",
     found: |facts| {
         let mode = facts.board.lockdown.as_ref()?;
-        Some(Found::new(format!("mode {mode}"), NO_PLACE))
+        Some(FoundTrap::new(format!("mode {mode}"), NO_PLACE))
     },
     ..TRAP
 };
@@ -316,7 +316,7 @@ pub(super) const BTF: Trap = Trap {
     effect: "the path bpf is not available",
     change: "use a kernel with CONFIG_DEBUG_INFO_BTF",
     kernel: "5.4",
-    found: |facts| (!facts.btf).then(|| Found::new("none", NO_PLACE)),
+    found: |facts| (!facts.btf).then(|| FoundTrap::new("none", NO_PLACE)),
     ..TRAP
 };
 
@@ -329,7 +329,7 @@ const PROTECTED: Trap = Trap {
     level: Level::Good,
     found: |facts| {
         let kvm = facts.live.kvm.as_ref().ok()?;
-        (kvm.mode == "protected").then(|| Found::new("protected", NO_PLACE))
+        (kvm.mode == "protected").then(|| FoundTrap::new("protected", NO_PLACE))
     },
     ..TRAP
 };
@@ -343,7 +343,7 @@ const GIC: Trap = Trap {
     level: Level::Good,
     found: |facts| {
         let kvm = facts.live.kvm.as_ref().ok()?;
-        (kvm.gic == Some(Gic::V2)).then(|| Found::new("GICv2", NO_PLACE))
+        (kvm.gic == Some(Gic::V2)).then(|| FoundTrap::new("GICv2", NO_PLACE))
     },
     ..TRAP
 };
@@ -359,7 +359,7 @@ const FAIR_SERVER: Trap = Trap {
         let floors = facts.floors.iter();
         let above = floors.filter(|of| !of.floor.opps_below_khz.is_empty());
         above
-            .map(|of| Found::new(of.cpus.to_string(), NO_PLACE))
+            .map(|of| FoundTrap::new(of.cpus.to_string(), NO_PLACE))
             .next()
     },
     ..TRAP
@@ -375,7 +375,7 @@ const HEADROOM: Trap = Trap {
     // Its finding is the headroom's, good or not.
     found: |facts| {
         let adds = facts.headroom == Some(Headroom::Quarter);
-        adds.then(|| Found::new(facts.kernel_release.as_str(), NO_PLACE))
+        adds.then(|| FoundTrap::new(facts.kernel_release.as_str(), NO_PLACE))
     },
     ..TRAP
 };

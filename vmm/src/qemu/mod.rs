@@ -28,7 +28,7 @@ use crate::{
     options::serve::QemuArgs,
     serve::{
         Connection, EndSignals, Fate, LOOK_EVERY, PendingVmms, Ready, Refusals, Served, ServedVm,
-        Vmm, forget, wait,
+        ServedVmm, forget, wait,
     },
 };
 use command::QemuCommand;
@@ -69,7 +69,7 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     let mut waiting = PendingVmms::default();
     // QEMU ends when it is refused.
     let stream = Connection::new(stream);
-    let added = Vmm::child(stream, qemu.id()).and_then(|vmm| waiting.add(vmm, &served));
+    let added = ServedVmm::child(stream, qemu.id()).and_then(|vmm| waiting.add(vmm, &served));
     added.unwrap_or_else(not_served);
     let supervisor = Supervisor {
         served: &served,

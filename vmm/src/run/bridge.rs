@@ -70,12 +70,12 @@ pub fn bpf_backend(_only: bool, _how: BpfRequests) -> Vec<Offered> {
 
 /// Writes a bridge's texts to stderr.
 #[derive(Debug)]
-pub struct Stderr {
+pub struct StderrDiagnostics {
     /// Whether to print why.
     pub explain: bool,
 }
 
-impl Diagnostics for Stderr {
+impl Diagnostics for StderrDiagnostics {
     fn warn(&self, text: &str) {
         warn(text);
     }
@@ -115,7 +115,7 @@ impl GuestBridge {
             },
         };
         let explain = config.options.bridge.explain;
-        let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr { explain });
+        let diagnostics: Arc<dyn Diagnostics> = Arc::new(StderrDiagnostics { explain });
         let shared = plans.shared.then(|| SharedMemory::of(device.config()));
         let shared = shared
             .transpose()

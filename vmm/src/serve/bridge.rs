@@ -17,7 +17,7 @@ use vcpufreq_device::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    Served, Shared,
+    Served, SharedWithVmm,
     vm_process::{ERROR, Next, Order, ServerEnd},
 };
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
     events::{EventReport, EventWriter},
     kernel_version::host_headroom,
     message::warn,
-    run::bridge::{Stderr, answer_stats, observe},
+    run::bridge::{StderrDiagnostics, answer_stats, observe},
     sandbox::{Confined, Limits, Sandbox},
     stats::{StatsServer, TimeInState},
     sys,
@@ -40,7 +40,7 @@ pub struct BridgePlan<'a> {
     /// The VMM's process.
     pub vmm: u32,
     /// What the VMM has, too.
-    pub shared: Shared,
+    pub shared: SharedWithVmm,
     /// The VMM's threads that run vCPUs.
     pub threads: &'a [Tid],
     /// Whether clamps are set on these threads, which may be another user's.
@@ -114,7 +114,7 @@ impl BridgePlan<'_> {
         let events = served.options.bridge.events.as_deref();
         let (stats, events) = observe(events, served.vcpus.len(), sandbox.clone())?;
         let device = self.device(actuator, stats)?;
-        let Shared { memory, bells } = self.shared.clone();
+        let SharedWithVmm { memory, bells } = self.shared.clone();
         let backend =
             ShmBackend::new(memory, bells).context("can't make an eventfd for all vCPUs")?;
         let (lost, all) = (backend.lost(), backend.all_vcpus());
@@ -134,7 +134,7 @@ impl BridgePlan<'_> {
             backend: Box::new(backend),
             required: Some("the VM can't be served".to_owned()),
         };
-        let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr {
+        let diagnostics: Arc<dyn Diagnostics> = Arc::new(StderrDiagnostics {
             explain: served.options.bridge.explain,
         });
         let bridge = Bridge::start(device, &config, &[offered], &diagnostics)?;

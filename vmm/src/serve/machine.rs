@@ -17,7 +17,7 @@ use vcpufreq_device::{
 };
 
 use super::{
-    Served, Shared, Vmm,
+    Served, ServedVmm, SharedWithVmm,
     bridge::BridgePlan,
     groups::SeenGroups,
     takeover,
@@ -42,8 +42,8 @@ const ENDING: u16 = 100;
 
 /// A virtual machine with the process of its bridge.
 pub struct ServedVm {
-    vmm: Vmm,
-    shared: Shared,
+    vmm: ServedVmm,
+    shared: SharedWithVmm,
     process: VmProcess,
     is_paused: bool,
     changes: HostChanges,
@@ -69,8 +69,8 @@ pub enum Fate {
 ///
 /// # Errors
 /// As [`ServedVm::start`].
-pub fn give_memory(served: &Served, vmm: Vmm) -> anyhow::Result<Vmm> {
-    let shared = Shared::new(served.count()?)?;
+pub fn give_memory(served: &Served, vmm: ServedVmm) -> anyhow::Result<ServedVmm> {
+    let shared = SharedWithVmm::new(served.count()?)?;
     let starting = Starting {
         served,
         vmm: &vmm,
@@ -89,10 +89,10 @@ impl ServedVm {
     ///
     /// # Errors
     /// What the host refused, or the VMM lacks; nothing is left then.
-    pub fn start(served: &Served, vmm: Vmm, threads: &[Tid]) -> anyhow::Result<Self> {
+    pub fn start(served: &Served, vmm: ServedVmm, threads: &[Tid]) -> anyhow::Result<Self> {
         let shared = match &vmm.inherited {
             Some(shared) => shared.clone(),
-            None => Shared::new(served.count()?)?,
+            None => SharedWithVmm::new(served.count()?)?,
         };
         let started = Starting {
             served,
@@ -205,7 +205,7 @@ impl ServedVm {
     /// # Errors
     /// When a cgroup, clamp or pin can't be put back, which stays in the record. The bridge has ended
     /// all the same.
-    pub fn end(self) -> anyhow::Result<Vmm> {
+    pub fn end(self) -> anyhow::Result<ServedVmm> {
         let counts = self.process.end();
         self.shared.memory.say_gone();
         let undone = self.changes.undo();
@@ -232,8 +232,8 @@ impl ServedVm {
 /// A machine while it is made.
 struct Starting<'a> {
     served: &'a Served,
-    vmm: &'a Vmm,
-    shared: &'a Shared,
+    vmm: &'a ServedVmm,
+    shared: &'a SharedWithVmm,
 }
 
 /// What a machine is made of.

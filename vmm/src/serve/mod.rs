@@ -39,7 +39,7 @@ use server::Server;
 pub use signals::{EndSignals, Ready, wait};
 pub use socket::{Allowed, Socket};
 pub use takeover::forget;
-pub use vmm::{Connection, Shared, Vmm};
+pub use vmm::{Connection, ServedVmm, SharedWithVmm};
 
 /// Serves one virtual machine after another until a signal ends it; returns the exit code.
 ///

@@ -13,7 +13,7 @@ use vcpufreq_device::{
     kvm::shm::vcpu_threads,
 };
 
-use super::{Refusals, Served, Vmm, give_memory, qmp::Qmp, takeover};
+use super::{Refusals, Served, ServedVmm, give_memory, qmp::Qmp, takeover};
 use crate::message::chain;
 
 /// How long a VMM may do nothing before it has its vCPUs' threads. One that allocates memory for
@@ -34,7 +34,7 @@ pub struct PendingVmms {
 
 /// One of them.
 struct Candidate {
-    vmm: Vmm,
+    vmm: ServedVmm,
     /// Whether a server before this one served it.
     is_kept: bool,
     /// The end of the server's patience, unless the VMM works.
@@ -128,7 +128,7 @@ impl PendingVmms {
     ///
     /// # Errors
     /// When too many wait, or it doesn't take its memory.
-    pub fn add(&mut self, mut vmm: Vmm, served: &Served) -> anyhow::Result<()> {
+    pub fn add(&mut self, mut vmm: ServedVmm, served: &Served) -> anyhow::Result<()> {
         if self.all.len() == MOST {
             let pid = vmm.pid();
             bail!("process {pid} is one too many: {MOST} wait at the socket; give each VM its own");
@@ -155,7 +155,11 @@ impl PendingVmms {
 
     /// The first VMM that has the threads of all vCPUs. One that has ended, or has had its time,
     /// waits no longer, and is one of `refusals`.
-    pub fn ready(&mut self, served: &Served, refusals: &mut Refusals) -> Option<(Vmm, Vec<Tid>)> {
+    pub fn ready(
+        &mut self,
+        served: &Served,
+        refusals: &mut Refusals,
+    ) -> Option<(ServedVmm, Vec<Tid>)> {
         let mut index = 0;
         while let Some(candidate) = self.all.get_mut(index) {
             let threads = candidate.threads(served);

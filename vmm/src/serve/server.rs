@@ -10,8 +10,8 @@ use std::{
 use vcpufreq_device::host::Tid;
 
 use super::{
-    EndSignals, Fate, LOOK_EVERY, PendingVmms, Ready, Refusals, Served, ServedVm, Socket, Vmm,
-    vm_process::ERROR, wait,
+    EndSignals, Fate, LOOK_EVERY, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm,
+    Socket, vm_process::ERROR, wait,
 };
 use crate::message::{chain, warn};
 
@@ -45,7 +45,7 @@ impl Server {
     ///
     /// # Errors
     /// When poll(2) fails (`ENOMEM`). A VMM that can't be served is a refusal, and no error.
-    pub fn run(&self, taken_over: Vec<Vmm>, mut waiting: PendingVmms) -> anyhow::Result<u8> {
+    pub fn run(&self, taken_over: Vec<ServedVmm>, mut waiting: PendingVmms) -> anyhow::Result<u8> {
         let mut refusals = Refusals::default();
         for vmm in taken_over {
             warn(&format!("takes process {} over", vmm.pid()));
@@ -83,7 +83,7 @@ impl Server {
     }
 
     /// Serves a VMM until it ends. The exit code, if the server ends too.
-    fn serve(&self, mut vmm: Vmm, threads: &[Tid], refusals: &mut Refusals) -> Option<u8> {
+    fn serve(&self, mut vmm: ServedVmm, threads: &[Tid], refusals: &mut Refusals) -> Option<u8> {
         let pid = vmm.pid();
         let failed = |error| {
             warn(&format!("process {pid} isn't served: {}", chain(&error)));

@@ -22,7 +22,7 @@ use nix::{
     unistd::{User, chown, geteuid},
 };
 
-use super::vmm::{Connection, Vmm};
+use super::vmm::{Connection, ServedVmm};
 
 /// The socket at which the server listens. Dropping it removes its file, if this program has made
 /// that.
@@ -152,7 +152,7 @@ impl Socket {
     }
 
     /// Takes the VMM that has connected.
-    pub fn accept(&self) -> anyhow::Result<Vmm> {
+    pub fn accept(&self) -> anyhow::Result<ServedVmm> {
         let (stream, _) = self
             .listener
             .accept()
@@ -170,7 +170,7 @@ impl Socket {
         if !self.allowed.is_pid(pid) {
             bail!("process {pid} isn't --pid");
         }
-        Vmm::connected(stream, pid, self.path.clone())
+        ServedVmm::connected(stream, pid, self.path.clone())
     }
 }
 

@@ -23,7 +23,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     manager,
     socket::Socket,
-    vmm::{Connection, Shared, Vmm},
+    vmm::{Connection, ServedVmm, SharedWithVmm},
 };
 use crate::{
     lifecycle::{
@@ -49,7 +49,7 @@ fn store_name(pid: u32) -> String {
 /// # Errors
 /// When procfs doesn't show the VMM, the kernel doesn't number eventfds (before Linux 5.2), or the
 /// record can't be written.
-pub fn keep(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
+pub fn keep(vmm: &ServedVmm, shared: &SharedWithVmm) -> anyhow::Result<()> {
     let host = HostRoot::default();
     let memory = File::from(shared.memory.as_fd().try_clone_to_owned()?).metadata()?;
     let bells = shared.bells.iter();
@@ -68,7 +68,7 @@ pub fn keep(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// As [`manager::store`].
-pub fn store(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
+pub fn store(vmm: &ServedVmm, shared: &SharedWithVmm) -> anyhow::Result<()> {
     let (Some(_), Some(stream)) = (&vmm.socket, &vmm.stream) else {
         return Ok(());
     };
@@ -81,7 +81,7 @@ pub fn store(vmm: &Vmm, shared: &Shared) -> anyhow::Result<()> {
 }
 
 /// No later server takes `vmm` over. It has ended, or has lost its device or a vCPU.
-pub fn forget(vmm: &Vmm) {
+pub fn forget(vmm: &ServedVmm) {
     let discard = || match vmm.socket {
         Some(_) => manager::discard(&store_name(vmm.pid())),
         None => Ok(()),
@@ -113,7 +113,7 @@ pub fn discard_ended(names: &BTreeSet<String>) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When the records can't be read.
-pub fn find(socket: &Socket, vcpus: usize, handed: &[OwnedFd]) -> anyhow::Result<Vec<Vmm>> {
+pub fn find(socket: &Socket, vcpus: usize, handed: &[OwnedFd]) -> anyhow::Result<Vec<ServedVmm>> {
     let mut kept = StateDir::of_user()?.kept(&HostRoot::default())?;
     kept.retain(|vm| match &vm.socket {
         Some(path) => path == socket.path() && socket.allowed().is_pid(vm.vmm.pid),
@@ -135,7 +135,7 @@ fn take_over(
     vm: &KeptVm,
     vcpus: usize,
     handed: &[OwnedFd],
-) -> anyhow::Result<Vmm> {
+) -> anyhow::Result<ServedVmm> {
     let host = HostRoot::default();
     let host = KernelHost::from(&host);
     // At a socket no two servers can be.
@@ -163,7 +163,7 @@ fn take_over(
         file.try_clone()
             .map(|file| Connection::resumed(file.into()))
     });
-    let mut vmm = Vmm::taken_over(process, pid, socket.path().to_owned(), shared);
+    let mut vmm = ServedVmm::taken_over(process, pid, socket.path().to_owned(), shared);
     vmm.stream = stream.transpose().context("no more open files")?;
     Ok(vmm)
 }
@@ -234,12 +234,12 @@ impl VmmFiles {
             .with_context(|| format!("process {pid} has closed its memory or a doorbell"))
     }
 
-    fn share(self) -> anyhow::Result<Shared> {
+    fn share(self) -> anyhow::Result<SharedWithVmm> {
         let vcpus = u16::try_from(self.bells.len()).context("too many vCPUs")?;
         let memory = SharedMemory::adopt(self.memory, vcpus);
         let memory = memory.context("its memory isn't this server's")?;
         let bells: Vec<EventFd> = self.bells.into_iter().map(sys::eventfd_of).collect();
-        Ok(Shared {
+        Ok(SharedWithVmm {
             memory: Arc::new(memory),
             bells: bells.into(),
         })
@@ -285,8 +285,8 @@ mod tests {
     #[test]
     fn another_memory_of_the_same_name_and_size_is_not_taken() {
         let (host, pid) = (HostRoot::default(), std::process::id());
-        let [other, shared] = [(); 2].map(|()| Shared::new(2).unwrap());
-        let id_of = |shared: &Shared| {
+        let [other, shared] = [(); 2].map(|()| SharedWithVmm::new(2).unwrap());
+        let id_of = |shared: &SharedWithVmm| {
             let file = File::from(shared.memory.as_fd().try_clone_to_owned().unwrap());
             let found = file.metadata().unwrap();
             (found.dev(), found.ino())
@@ -300,7 +300,7 @@ mod tests {
             memory: id_of(&shared),
             bells: bells.collect(),
         };
-        let wanted = |shared: &Shared| {
+        let wanted = |shared: &SharedWithVmm| {
             let number = shared.memory.fd();
             is_wanted(&vm, Path::new(&format!("/proc/{pid}/fd/{number}")), number)
         };
@@ -309,7 +309,7 @@ mod tests {
         let taken = VmmFiles::of_process(&vm, process.as_fd()).unwrap().share();
         assert_eq!(id_of(&taken.unwrap()), vm.memory);
         // By any way to get files.
-        let copy = |shared: &Shared| shared.memory.as_fd().try_clone_to_owned().unwrap();
+        let copy = |shared: &SharedWithVmm| shared.memory.as_fd().try_clone_to_owned().unwrap();
         let mut handed: Vec<_> = shared.bells.iter().map(sys::file_of).collect();
         let other = copy(&other);
         handed.push(other.as_fd());

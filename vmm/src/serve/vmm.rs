@@ -22,7 +22,7 @@ use super::qmp::Qmp;
 use crate::sys;
 
 /// A VMM that has connected, or was taken over.
-pub struct Vmm {
+pub struct ServedVmm {
     process: OwnedFd,
     pid: u32,
     /// Closed by the VMM when it ends; a VMM that was taken over may have lost it.
@@ -30,21 +30,21 @@ pub struct Vmm {
     /// Its server's socket, by which the next server finds it.
     pub socket: Option<PathBuf>,
     /// What it has of the server before this one.
-    pub inherited: Option<Shared>,
+    pub inherited: Option<SharedWithVmm>,
     /// Its control socket, by which its threads were found.
     pub control: Option<Qmp>,
 }
 
 /// What a VMM and its server both have.
 #[derive(Clone)]
-pub struct Shared {
+pub struct SharedWithVmm {
     /// Memory of the guest's registers.
     pub memory: Arc<SharedMemory>,
     /// A doorbell for each vCPU.
     pub bells: Arc<[EventFd]>,
 }
 
-impl Shared {
+impl SharedWithVmm {
     /// New ones.
     pub fn new(vcpus: u16) -> anyhow::Result<Self> {
         let memory = Arc::new(SharedMemory::new(vcpus).context("can't make shared memory")?);
@@ -82,7 +82,7 @@ impl Connection {
     ///
     /// # Errors
     /// As [`hand_over`].
-    pub fn give(&self, shared: &Shared, within: Duration) -> io::Result<()> {
+    pub fn give(&self, shared: &SharedWithVmm, within: Duration) -> io::Result<()> {
         self.given.set(true);
         hand_over(&self.stream, &shared.memory, &shared.bells, within)
     }
@@ -102,7 +102,7 @@ impl Drop for Connection {
     }
 }
 
-impl Vmm {
+impl ServedVmm {
     /// The one at the other end of `stream`, which named process `pid`.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl Vmm {
     }
 
     /// One that a server before the one at `socket` has served.
-    pub fn taken_over(process: OwnedFd, pid: u32, socket: PathBuf, shared: Shared) -> Self {
+    pub fn taken_over(process: OwnedFd, pid: u32, socket: PathBuf, shared: SharedWithVmm) -> Self {
         Self {
             process,
             pid,
@@ -152,7 +152,7 @@ impl Vmm {
     }
 
     /// The same, which has what the server until now shares with it.
-    pub fn inheriting(self, shared: Shared) -> Self {
+    pub fn inheriting(self, shared: SharedWithVmm) -> Self {
         Self {
             inherited: Some(shared),
             ..self

@@ -20,10 +20,10 @@ const TICK_US: u64 = 10_000;
 
 /// The kernel's times, and how they were at the start.
 #[derive(Debug)]
-pub struct TimeInState(Vec<Policy>);
+pub struct TimeInState(Vec<PolicyFile>);
 
 #[derive(Debug)]
-struct Policy {
+struct PolicyFile {
     number: u32,
     cpus: CpuList,
     file: File,
@@ -42,7 +42,7 @@ impl TimeInState {
             let path = format!("sys/devices/system/cpu/cpufreq/policy{number}/stats/time_in_state");
             let file = File::open(host.path(path)).ok()?;
             let start = read(&file).ok()?;
-            Some(Policy {
+            Some(PolicyFile {
                 number,
                 cpus,
                 file,

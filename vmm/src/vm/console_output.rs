@@ -36,7 +36,7 @@ pub enum ConsoleEnd {
 pub type WarningHandler = Box<dyn Fn(&str) + Send + Sync>;
 
 /// The output of one guest.
-pub struct Output {
+pub struct ConsoleOutput {
     to: Option<File>,
     /// Bytes that there is still room for.
     left: AtomicU64,
@@ -47,7 +47,7 @@ pub struct Output {
     warn: WarningHandler,
 }
 
-impl Output {
+impl ConsoleOutput {
     /// The output to `end`. While `stop` is set, a write that a signal interrupts is given up; it
     /// is repeated otherwise.
     ///
@@ -125,7 +125,7 @@ impl Output {
 }
 
 /// The end of it that one boot's port writes to.
-pub struct Writer(pub Arc<Output>);
+pub struct Writer(pub Arc<ConsoleOutput>);
 
 impl Write for Writer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -148,12 +148,12 @@ mod tests {
 
     type Said = Arc<Mutex<Vec<String>>>;
 
-    fn output(end: &ConsoleEnd) -> (Arc<Output>, Said) {
+    fn output(end: &ConsoleEnd) -> (Arc<ConsoleOutput>, Said) {
         let said = Said::default();
         let heard = said.clone();
         let warn: WarningHandler =
             Box::new(move |text| heard.lock().unwrap().push(text.to_owned()));
-        let output = Output::new(end, Arc::default(), warn).unwrap();
+        let output = ConsoleOutput::new(end, Arc::default(), warn).unwrap();
         (Arc::new(output), said)
     }
 

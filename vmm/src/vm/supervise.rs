@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::backoff::Backoff;
 use super::bus::Bus;
 use super::console::{Console, Input};
-use super::console_output::{ConsoleEnd, Output, WarningHandler, Writer};
+use super::console_output::{ConsoleEnd, ConsoleOutput, WarningHandler, Writer};
 use super::environment::{VmEnvironment, attach_cpufreq};
 use super::machine::Bootable;
 use super::run_report::{ExitReason, RunReport};
@@ -42,7 +42,7 @@ pub fn supervise(
 ) -> anyhow::Result<RunReport> {
     let hooks = host.hooks.clone();
     let warn: WarningHandler = Box::new(move |text| hooks.on_warning(text));
-    let output = Output::new(&host.console, threads.stopping(), warn)?;
+    let output = ConsoleOutput::new(&host.console, threads.stopping(), warn)?;
     let mut life = Life {
         kvm,
         host,
@@ -69,7 +69,7 @@ struct Life<'a> {
     host: &'a VmEnvironment,
     user: User,
     threads: VcpuThreads,
-    output: Arc<Output>,
+    output: Arc<ConsoleOutput>,
     /// What KVM does not do any more in this run it does in no later one.
     offload: Option<Arc<KvmOffload>>,
     resets: u64,
@@ -124,7 +124,7 @@ impl Life<'_> {
             fd,
             bus: bus.clone(),
         });
-        let running = Running(&mut self.threads);
+        let running = RunningVcpus(&mut self.threads);
         running.0.start(starts.collect())?;
         let mut watch = Watch {
             threads: running.0,
@@ -203,9 +203,9 @@ impl User {
 
 /// Stops the vCPUs when dropped. Declared after the machine, and so dropped before it: the guest's
 /// memory stays mapped until no vCPU runs.
-struct Running<'a>(&'a mut VcpuThreads);
+struct RunningVcpus<'a>(&'a mut VcpuThreads);
 
-impl Drop for Running<'_> {
+impl Drop for RunningVcpus<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }

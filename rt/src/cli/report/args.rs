@@ -10,7 +10,7 @@ use vcpufreq_device::host::CpuList;
 use crate::{
     host::Look as _,
     kernel_host::KernelHost,
-    measure::{Hackbench, Length, Load, Test},
+    measure::{Hackbench, Length, Test, TestLoad},
     partition::Partition,
     record::Record,
     settings::partition_group,
@@ -45,7 +45,7 @@ pub struct ReportArgs {
         value_delimiter = ',',
         default_value = "idle,stress,hackbench"
     )]
-    pub loads: Vec<Load>,
+    pub loads: Vec<TestLoad>,
     /// How busy stress-ng keeps each CPU, %
     #[arg(long, value_name = "PERCENT", default_value_t = 60, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub load_percent: u8,

@@ -12,13 +12,15 @@ use crate::{
     cli::print,
     host::Look as _,
     kernel_host::KernelHost,
-    measure::{self, Beside, Conditions, LatencyReport, Load, Run, Test, TestPlace, Verdict},
+    measure::{
+        self, Beside, Conditions, LatencyReport, LatencyVerdict, Test, TestLoad, TestPlace, TestRun,
+    },
     settings::CPU,
 };
 
 pub use args::ReportArgs;
 use args::WantedHost;
-use running::{Ending, Running};
+use running::{Ending, ReportProcesses};
 use shell::Shell;
 
 /// Measures and prints; returns the exit code: 1 if the budget was exceeded or a test is incomplete.
@@ -30,13 +32,13 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let host = KernelHost::at_or_running(args.root.as_deref());
     let wanted = args.wanted(&host)?;
     let guest = args.guest(&wanted.cpus)?;
-    let running = Running::default();
+    let running = ReportProcesses::default();
     let _ending = Ending::watch(&running)?;
     let guest = guest.map(|(shell, cpus)| MeasuredGuest::new(&shell, cpus, args, &running));
     let guest = guest.transpose()?;
     let here = Shell::here(&running);
     here.require(&args.loads).context("on this host")?;
-    let session = Session {
+    let session = ReportSession {
         args,
         wanted: &wanted,
         here,
@@ -55,7 +57,7 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     }
     Ok(u8::from(matches!(
         report.verdict,
-        Verdict::Exceeded { .. } | Verdict::Incomplete { .. }
+        LatencyVerdict::Exceeded { .. } | LatencyVerdict::Incomplete { .. }
     )))
 }
 
@@ -90,7 +92,7 @@ impl MeasuredGuest {
         command: &str,
         cpus: CpuList,
         args: &ReportArgs,
-        running: &Running,
+        running: &ReportProcesses,
     ) -> anyhow::Result<Self> {
         let shell = Shell::by(command, running)?;
         shell.require(&args.loads).context("in the guest")?;
@@ -104,14 +106,14 @@ impl MeasuredGuest {
 }
 
 /// What all tests share.
-struct Session<'a> {
+struct ReportSession<'a> {
     args: &'a ReportArgs,
     wanted: &'a WantedHost,
     here: Shell,
 }
 
-impl Session<'_> {
-    fn host(&self) -> anyhow::Result<Vec<Run>> {
+impl ReportSession<'_> {
+    fn host(&self) -> anyhow::Result<Vec<TestRun>> {
         // In a group that has the measured CPUs alone, the main thread has no other.
         let main = self.wanted.others.iter().last();
         let main = main.filter(|_| self.wanted.group.is_none());
@@ -123,12 +125,12 @@ impl Session<'_> {
         })
     }
 
-    fn guest(&self, guest: &MeasuredGuest) -> anyhow::Result<Vec<Run>> {
+    fn guest(&self, guest: &MeasuredGuest) -> anyhow::Result<Vec<TestRun>> {
         let test = self.args.test(&guest.cpus, guest.others.iter().next());
         self.runs(TestPlace::Guest, &test, &|load| {
             // What has no CPU to load there has none.
             let inside = match guest.others.is_empty() {
-                true => Load::Idle,
+                true => TestLoad::Idle,
                 false => load,
             };
             let script = measure::script(&test, &self.beside(inside, &guest.others), None);
@@ -145,11 +147,11 @@ impl Session<'_> {
         &self,
         place: TestPlace,
         test: &Test,
-        run: &dyn Fn(Load) -> anyhow::Result<String>,
-    ) -> anyhow::Result<Vec<Run>> {
-        let one = |&load: &Load| {
+        run: &dyn Fn(TestLoad) -> anyhow::Result<String>,
+    ) -> anyhow::Result<Vec<TestRun>> {
+        let one = |&load: &TestLoad| {
             let latencies = measure::parse(&run(load)?, test)?;
-            Ok(Run {
+            Ok(TestRun {
                 place,
                 load,
                 command: test.command(),
@@ -160,7 +162,7 @@ impl Session<'_> {
         self.args.loads.iter().map(one).collect()
     }
 
-    fn beside(&self, load: Load, cpus: &CpuList) -> Beside {
+    fn beside(&self, load: TestLoad, cpus: &CpuList) -> Beside {
         Beside {
             load,
             cpus: cpus.clone(),
@@ -171,20 +173,20 @@ impl Session<'_> {
 }
 
 /// What a script needs that isn't part of every system.
-fn programs(loads: &[Load]) -> Vec<&'static str> {
+fn programs(loads: &[TestLoad]) -> Vec<&'static str> {
     let mut programs = vec!["cyclictest"];
     for load in loads {
         programs.extend(match load {
-            Load::Idle => [].as_slice(),
-            Load::Stress => ["stress-ng"].as_slice(),
-            Load::Hackbench => ["hackbench", "setsid", "taskset"].as_slice(),
+            TestLoad::Idle => [].as_slice(),
+            TestLoad::Stress => ["stress-ng"].as_slice(),
+            TestLoad::Hackbench => ["hackbench", "setsid", "taskset"].as_slice(),
         });
     }
     programs
 }
 
 impl Shell {
-    fn require(&self, loads: &[Load]) -> anyhow::Result<()> {
+    fn require(&self, loads: &[TestLoad]) -> anyhow::Result<()> {
         let programs = programs(loads).join(" ");
         let script =
             format!("for p in {programs}; do command -v $p > /dev/null || echo $p; done\n");

@@ -29,7 +29,7 @@ const ENDING: [Signal; 4] = [
 
 /// Processes, or with a minus groups of them, as kill(2) takes them.
 #[derive(Debug, Default)]
-struct State {
+struct SignalState {
     targets: BTreeSet<i32>,
     signal: Option<u32>,
 }
@@ -41,10 +41,10 @@ fn send(target: i32, signal: Signal) {
 
 /// The processes that run for a report.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Running(Arc<Mutex<State>>);
+pub(super) struct ReportProcesses(Arc<Mutex<SignalState>>);
 
-impl Running {
-    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+impl ReportProcesses {
+    fn with<T>(&self, act: impl FnOnce(&mut SignalState) -> T) -> T {
         // What is held is a set and a number: there is no half of a change.
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -96,7 +96,7 @@ pub(super) struct Ending {
 
 impl Ending {
     /// Threads that were started before are not covered.
-    pub(super) fn watch(running: &Running) -> anyhow::Result<Self> {
+    pub(super) fn watch(running: &ReportProcesses) -> anyhow::Result<Self> {
         const CONTEXT: &str = "can't take over the signals that end a program";
         let ignored = ignored_signals().context(CONTEXT)?;
         let heeded = |one: &Signal| ignored >> (*one as i32 - 1) & 1 == 0;

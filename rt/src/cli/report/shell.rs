@@ -17,7 +17,7 @@ use nix::{
     unistd::getppid,
 };
 
-use super::running::Running;
+use super::running::ReportProcesses;
 
 /// Bytes that a test prints at most: 100,000 bins of each of 300 threads.
 const PRINTED_MAX: u64 = 256 << 20;
@@ -29,12 +29,12 @@ const ERRORS_MAX: u64 = 64 << 10;
 pub(super) struct Shell {
     /// The command that leads there; `None` on this host.
     words: Option<Vec<String>>,
-    running: Running,
+    running: ReportProcesses,
 }
 
 impl Shell {
     /// On this host.
-    pub(super) fn here(running: &Running) -> Self {
+    pub(super) fn here(running: &ReportProcesses) -> Self {
         Self {
             words: None,
             running: running.clone(),
@@ -42,7 +42,7 @@ impl Shell {
     }
 
     /// By a command, split at spaces, that runs `sh` elsewhere.
-    pub(super) fn by(command: &str, running: &Running) -> anyhow::Result<Self> {
+    pub(super) fn by(command: &str, running: &ReportProcesses) -> anyhow::Result<Self> {
         let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
         ensure!(
             !words.is_empty(),
@@ -165,7 +165,7 @@ fn start_of(errors: impl Read) -> String {
 struct Started {
     child: Child,
     target: i32,
-    running: Running,
+    running: ReportProcesses,
 }
 
 impl Drop for Started {

@@ -21,7 +21,7 @@ const BUFFER_KIB: u32 = 32 * 1024;
 
 /// Accesses to one address.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Accesses {
+pub struct TracedAccesses {
     /// That trapped into KVM.
     pub trapped: u64,
     /// That KVM handed to userspace.
@@ -39,7 +39,7 @@ pub struct Exits {
 /// What was seen.
 #[derive(Debug)]
 pub struct SeenExits {
-    by_address: BTreeMap<u64, Accesses>,
+    by_address: BTreeMap<u64, TracedAccesses>,
     /// What each thread accessed.
     by_thread: BTreeMap<(String, u64), u64>,
     /// KVM's count of MMIO exits to userspace meanwhile.
@@ -66,7 +66,7 @@ impl Exits {
         quiet_consoles();
         let mmio_exit_user = kvm_statistic("mmio_exit_user")? - self.mmio_exit_user;
         self.trace.stop()?;
-        let mut counter = Counter::default();
+        let mut counter = ExitCounter::default();
         for line in BufReader::new(self.trace.open()?).lines() {
             if let Some(line) = TraceLine::read(&line?) {
                 counter.line(&line)?;
@@ -84,9 +84,9 @@ impl Exits {
 
 impl SeenExits {
     /// At these addresses together.
-    pub fn at(&self, addresses: Range<u64>) -> Accesses {
+    pub fn at(&self, addresses: Range<u64>) -> TracedAccesses {
         let range = self.by_address.range(addresses);
-        range.fold(Accesses::default(), |sum, (_, one)| Accesses {
+        range.fold(TracedAccesses::default(), |sum, (_, one)| TracedAccesses {
             trapped: sum.trapped + one.trapped,
             exited: sum.exited + one.exited,
         })
@@ -110,7 +110,7 @@ impl SeenExits {
     }
 
     /// At all addresses together.
-    pub fn all(&self) -> Accesses {
+    pub fn all(&self) -> TracedAccesses {
         self.at(0..u64::MAX)
     }
 
@@ -134,8 +134,8 @@ fn is_called(thread: &str, name: &str) -> bool {
 
 /// Sums up lines of the trace.
 #[derive(Debug, Default)]
-struct Counter {
-    by_address: BTreeMap<u64, Accesses>,
+struct ExitCounter {
+    by_address: BTreeMap<u64, TracedAccesses>,
     by_thread: BTreeMap<(String, u64), u64>,
     /// What each thread accessed last.
     last: BTreeMap<String, u64>,
@@ -143,7 +143,7 @@ struct Counter {
     interrupted: BTreeMap<String, u64>,
 }
 
-impl Counter {
+impl ExitCounter {
     /// `kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1`
     /// `kvm_userspace_exit: reason KVM_EXIT_MMIO (6)`
     fn line(&mut self, line: &TraceLine) -> Result<()> {
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn exits_by_address() {
-        let mut counter = Counter::default();
+        let mut counter = ExitCounter::default();
         for line in [
             "# tracer: nop",
             " vcpu0-9 [000] ..... 1.0: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x927c0",
@@ -215,7 +215,7 @@ mod tests {
         );
         let others = |name| seen.by_others_than(name, 0xa00_0004);
         assert_eq!((others("vcpu0"), others("vcpu1")), (0, 2));
-        let accesses = |trapped, exited| Accesses { trapped, exited };
+        let accesses = |trapped, exited| TracedAccesses { trapped, exited };
         assert_eq!(seen.at(0xa00_0000..0xa01_0000), accesses(2, 0));
         assert_eq!(seen.all(), accesses(3, 1));
     }

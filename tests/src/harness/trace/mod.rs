@@ -47,7 +47,7 @@ pub type Span = (u64, u64);
 
 /// What was seen, in order of time.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct TraceEvents {
     /// All frequency changes.
     pub frequencies: Vec<FrequencyEvent>,
     /// All switches of threads.
@@ -64,7 +64,7 @@ pub struct Seen {
     pub wakings: Vec<Waking>,
 }
 
-impl Seen {
+impl TraceEvents {
     /// From the trace's text.
     fn read(text: &str) -> Result<Self> {
         let mut seen = Self::default();
@@ -221,10 +221,10 @@ impl Trace {
     }
 
     /// What was seen since the start.
-    pub fn stop(self) -> Result<Seen> {
+    pub fn stop(self) -> Result<TraceEvents> {
         off()?;
         let text = sysfs::text(format!("{TRACING}/trace"))?;
-        Seen::read(&text)
+        TraceEvents::read(&text)
     }
 }
 
@@ -271,7 +271,7 @@ mod tests {
             cpu: 3,
             thread: "requests".to_owned(),
         };
-        assert_eq!(Seen::read(text).unwrap().wakings, [waking]);
+        assert_eq!(TraceEvents::read(text).unwrap().wakings, [waking]);
     }
 
     fn switched(cpu: u32, time_us: u64, prev: &str, next: &str) -> Switch {
@@ -289,7 +289,7 @@ mod tests {
         let text = "# tracer: nop\n\
                     <idle>-0 [002] d..1. 1.000002: cpu_idle: state=0 cpu_id=2\n\
                     <idle>-0 [002] d..1. 1.000009: cpu_idle: state=4294967295 cpu_id=2\n";
-        let seen = Seen::read(text).unwrap();
+        let seen = TraceEvents::read(text).unwrap();
         let idle = Idle {
             time_us: 1_000_002,
             cpu: 2,
@@ -302,7 +302,7 @@ mod tests {
         let text = "   vcpu0-99 [002] d.h1. 1.000002: hrtimer_expire_entry: hrtimer=1 function=tick_nohz_handler now=1\n\
                     vcpu0-99 [002] d.h1. 1.000005: hrtimer_expire_entry: hrtimer=2 function=hrtimer_wakeup now=1\n\
                     vcpu1-98 [001] d.h1. 1.000009: hrtimer_expire_entry: hrtimer=3 function=tick_nohz_handler now=1\n";
-        let seen = Seen::read(text).unwrap();
+        let seen = TraceEvents::read(text).unwrap();
         assert_eq!(seen.ticks_on(2, (1_000_002, 1_000_009)), 1);
         assert_eq!(seen.ticks_on(2, (1_000_003, 1_000_009)), 0);
         assert_eq!(seen.ticks_on(1, (1_000_002, 1_000_009)), 1);
@@ -316,9 +316,9 @@ mod tests {
         ];
         switches[0].prev.1 = 0;
         switches[1].next.1 = 2;
-        let seen = Seen {
+        let seen = TraceEvents {
             switches,
-            ..Seen::default()
+            ..TraceEvents::default()
         };
         assert_eq!(seen.running_since(1, 5), 5);
         assert_eq!(seen.running_since(1, 19), 10);
@@ -333,9 +333,9 @@ mod tests {
             switched(0, 20, "vcpu0", "kworker/0:1"),
             switched(0, 26, "kworker/0:1", "vcpu0"),
         ];
-        let seen = Seen {
+        let seen = TraceEvents {
             switches,
-            ..Seen::default()
+            ..TraceEvents::default()
         };
         // init until 10, the kworker from 20 to 25; then the other pCPU too.
         assert_eq!(seen.others_ran(&[0], (5, 25)), 10);

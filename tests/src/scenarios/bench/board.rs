@@ -111,7 +111,7 @@ pub fn run() -> Result<Value> {
     sysfs::write(&governor, SCHEDUTIL)?;
     let parts = [&demo, &without_root, &report];
     let held = parts.iter().all(|part| part["held"] == true);
-    let count = |of: fn(&End) -> bool| ends.iter().filter(|end| of(end)).count();
+    let count = |of: fn(&SignalledEnd) -> bool| ends.iter().filter(|end| of(end)).count();
     let (changes, governors) = (count(|end| end.changes), count(|end| end.governor));
     let rt_apps = count(|end| end.rt_app);
     let left: Vec<&String> = ends.iter().flat_map(|end| &end.left).collect();
@@ -126,7 +126,7 @@ pub fn run() -> Result<Value> {
 }
 
 /// Ends each program at its moments. One that heeds no signal has that as what is left.
-fn interrupt_each(before: &BTreeMap<String, String>) -> Result<Vec<End>> {
+fn interrupt_each(before: &BTreeMap<String, String>) -> Result<Vec<SignalledEnd>> {
     let mut ends = Vec::new();
     for (options, (moments, span)) in [
         (&HOLDS[..], OF_BENCH),
@@ -273,7 +273,7 @@ fn report() -> Result<Value> {
 }
 
 /// What a signal ended, and what of it is left.
-struct End {
+struct SignalledEnd {
     /// There was something to put back.
     changes: bool,
     /// A governor among it: a trace instance or a record alone is there for longer.
@@ -290,7 +290,7 @@ fn interrupted(
     options: &[&str],
     (signal, after, by_cleanup): (Signal, Duration, bool),
     before: &BTreeMap<String, String>,
-) -> Result<End> {
+) -> Result<SignalledEnd> {
     for file in [OUT, PAGE] {
         let _ = fs::remove_file(file);
     }
@@ -332,7 +332,7 @@ fn interrupted(
     left.extend(differences(before, &state()?));
     left.extend(leftovers()?);
     let at = |one| format!("{options:?}, {} after {after:?}: {one}", signal.as_str());
-    Ok(End {
+    Ok(SignalledEnd {
         changes: now != *before,
         governor,
         rt_app,

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::peer_setup::{Vmm, remove_groups};
+use super::peer_setup::{PeerVmm, remove_groups};
 use crate::harness::dips::{LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
 use crate::harness::frequency::{LOOKS, look_after, stay_off};
 use crate::harness::plan::{Plan, ask_for, cur_perf, registers, set_governor};
@@ -26,7 +26,7 @@ const WORKS: usize = 5;
 const COUNTED: u64 = 1_000;
 
 /// A guest under one of them: a vCPU on the first CPU of each policy, or one vCPU.
-struct Guest {
+struct PeerGuest {
     vm: Vm,
     vcpus: Vec<(usize, Policy)>,
     /// Until it had settled, and to load its driver.
@@ -36,19 +36,19 @@ struct Guest {
 }
 
 /// What is measured of a guest, and how.
-type Metric = (&'static str, fn(&mut Guest) -> Result<Value>);
+type PeerMetric = (&'static str, fn(&mut PeerGuest) -> Result<Value>);
 
-const EXITS: Metric = ("exits_to_userspace_of_1000", exits);
-const BELOW: Metric = ("below_request", below_request);
-const EXACT: Metric = ("exact", exact);
-const DIPS: Metric = ("dips", light_dips);
-const WRITE: Metric = ("write_ns", |guest| guest.each(Guest::write));
-const ALL: &[Metric] = &[
+const EXITS: PeerMetric = ("exits_to_userspace_of_1000", exits);
+const BELOW: PeerMetric = ("below_request", below_request);
+const EXACT: PeerMetric = ("exact", exact);
+const DIPS: PeerMetric = ("dips", light_dips);
+const WRITE: PeerMetric = ("write_ns", |guest| guest.each(PeerGuest::write));
+const ALL: &[PeerMetric] = &[
     ("own", |guest| Ok(Own::of(&guest.vm)?.json())),
     ("ready_ms", |guest| Ok(guest.ready_ms.into())),
-    ("read_ns", |guest| guest.each(Guest::read)),
+    ("read_ns", |guest| guest.each(PeerGuest::read)),
     WRITE,
-    ("rewrite_ns", |guest| guest.each(Guest::rewrite)),
+    ("rewrite_ns", |guest| guest.each(PeerGuest::rewrite)),
     EXITS,
     ("work_with_driver_to_without", work),
     BELOW,
@@ -56,13 +56,13 @@ const ALL: &[Metric] = &[
 ];
 
 /// Each VMM, and what is measured of it.
-fn guests(policies: &[Policy]) -> Vec<(Vmm, &'static [Metric])> {
-    let ours = |path, clamp, actuator| Vmm::Ours {
+fn guests(policies: &[Policy]) -> Vec<(PeerVmm, &'static [PeerMetric])> {
+    let ours = |path, clamp, actuator| PeerVmm::Ours {
         path,
         clamp,
         actuator,
     };
-    let mut guests: Vec<(Vmm, &'static [Metric])> = vec![
+    let mut guests: Vec<(PeerVmm, &'static [PeerMetric])> = vec![
         (ours("exit", "floor", "auto"), ALL),
         (ours("ioeventfd", "floor", "auto"), ALL),
         (ours("bpf", "floor", "auto"), ALL),
@@ -70,13 +70,13 @@ fn guests(policies: &[Policy]) -> Vec<(Vmm, &'static [Metric])> {
         (ours("bpf", "exact", "auto"), &[EXACT]),
     ];
     if Path::new(CROSVM).exists() {
-        guests.push((Vmm::Crosvm, ALL));
-        guests.push((Vmm::CrosvmGroups, &[WRITE, DIPS]));
+        guests.push((PeerVmm::Crosvm, ALL));
+        guests.push((PeerVmm::CrosvmGroups, &[WRITE, DIPS]));
         // Its throttling thread wants the pCPU behind its vCPU's.
         let last = policies.iter().flat_map(|policy| &policy.cpus).max();
         let with_next = policies.iter().enumerate();
         let with_next = with_next.filter(|(_, policy)| Some(&policy.cpu()) != last);
-        guests.extend(with_next.map(|(index, _)| (Vmm::CrosvmExact(index), &[EXACT] as _)));
+        guests.extend(with_next.map(|(index, _)| (PeerVmm::CrosvmExact(index), &[EXACT] as _)));
     }
     guests
 }
@@ -104,14 +104,14 @@ pub fn run() -> Result<Value> {
     }))
 }
 
-fn measure(vmm: Vmm, policies: &[Policy], metrics: &[Metric]) -> Result<Value> {
-    let measured = Guest::boot(vmm, policies).and_then(|mut guest| {
+fn measure(vmm: PeerVmm, policies: &[Policy], metrics: &[PeerMetric]) -> Result<Value> {
+    let measured = PeerGuest::boot(vmm, policies).and_then(|mut guest| {
         let mut row = json!({});
         for (name, metric) in metrics {
             row[*name] = metric(&mut guest).context(*name)?;
         }
         match vmm {
-            Vmm::Ours { .. } => drop(guest.vm.quit()?),
+            PeerVmm::Ours { .. } => drop(guest.vm.quit()?),
             // With which exit code it ends is its own affair.
             _ => guest.vm.kill()?,
         }
@@ -157,8 +157,8 @@ fn none(seen: &Value, counts: &[&str]) -> bool {
     seen.is_null() || counts.iter().all(|count| seen[*count] == 0)
 }
 
-impl Guest {
-    fn boot(vmm: Vmm, policies: &[Policy]) -> Result<Self> {
+impl PeerGuest {
+    fn boot(vmm: PeerVmm, policies: &[Policy]) -> Result<Self> {
         let (setup, vcpus) = vmm.setup(policies)?;
         let started = now_us();
         let mut vm = Vm::boot(&setup)?;
@@ -240,7 +240,7 @@ fn listed(policy: &Policy) -> String {
 }
 
 /// Reads and writes that KVM handed to the VMM; the guest's tick reads too.
-fn exits(guest: &mut Guest) -> Result<Value> {
+fn exits(guest: &mut PeerGuest) -> Result<Value> {
     let (vcpu, policy) = guest.last()?;
     let page = guest.page(vcpu)?;
     let (set_perf, opps) = (page + 4, listed(&policy));
@@ -256,7 +256,7 @@ fn exits(guest: &mut Guest) -> Result<Value> {
 }
 
 /// The same work with the driver, whose tick reads cur_perf, against without.
-fn work(guest: &mut Guest) -> Result<Value> {
+fn work(guest: &mut PeerGuest) -> Result<Value> {
     let (vcpu, policy) = guest.last()?;
     stay_off(&policy, &guest.vm)?;
     guest.ask_for(vcpu, policy.max())?;
@@ -272,7 +272,7 @@ fn median_work(vm: &mut Vm, vcpu: usize) -> Result<u64> {
 }
 
 /// A vCPU that has just become busy: OPPs at which its pCPU runs below the request.
-fn below_request(guest: &mut Guest) -> Result<Value> {
+fn below_request(guest: &mut PeerGuest) -> Result<Value> {
     let (mut opps, mut opps_below, mut moments, mut moments_below) = (0, 0, 0, 0);
     for (vcpu, policy) in guest.vcpus.clone() {
         stay_off(&policy, &guest.vm)?;
@@ -299,7 +299,7 @@ fn below_request(guest: &mut Guest) -> Result<Value> {
 }
 
 /// Busy vCPUs, each OPP up and down: the pCPU runs at it and never below.
-fn exact(guest: &mut Guest) -> Result<Value> {
+fn exact(guest: &mut PeerGuest) -> Result<Value> {
     let (mut opps, mut wrong) = (0, Vec::new());
     for (vcpu, policy) in guest.vcpus.clone() {
         guest.vm.ask(format!("start busy busy {vcpu}"))?;
@@ -333,7 +333,7 @@ fn exact(guest: &mut Guest) -> Result<Value> {
 }
 
 /// Changes of request on a vCPU that has just become busy, after which the frequency dips.
-fn light_dips(guest: &mut Guest) -> Result<Value> {
+fn light_dips(guest: &mut PeerGuest) -> Result<Value> {
     let (vcpu, policy) = guest.last()?;
     let set_perf = guest.page(vcpu)? + 4;
     stay_off(&policy, &guest.vm)?;

@@ -17,7 +17,7 @@ const GROUPS: &str = "/sys/fs/cgroup/cros";
 
 /// A VMM, and how it clamps.
 #[derive(Clone, Copy)]
-pub enum Vmm {
+pub enum PeerVmm {
     /// By sched_setattr.
     Crosvm,
     /// By a cgroup for each domain.
@@ -32,7 +32,7 @@ pub enum Vmm {
     },
 }
 
-impl Vmm {
+impl PeerVmm {
     /// As the rows name it.
     pub fn name(self) -> String {
         match self {

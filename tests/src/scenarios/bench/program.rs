@@ -100,7 +100,7 @@ fn bench(plan: &Plan, options: &[&str]) -> Result<(Output, Value)> {
     mount_bpffs()?;
     // Of the run before.
     let _ = fs::remove_file(OUT);
-    let session = Session::enter()?;
+    let session = SessionGroup::enter()?;
     let mut output = Command::new("/bin/vcpufreq")
         .args([
             "bench",
@@ -169,9 +169,9 @@ fn without_repeats(said: impl Read) -> Result<String> {
 /// root group, and each level makes a thread's ticks and switches slower. A VM's own groups are two
 /// levels deep, too: below the root, where a VMM goes with --cgroup-parent only, which is accepted
 /// because nothing is limited here.
-struct Session;
+struct SessionGroup;
 
-impl Session {
+impl SessionGroup {
     fn enter() -> Result<Self> {
         // The root has the cpu controller on since `cpus_that_disobey`.
         fs::create_dir_all(SLICE)?;
@@ -183,7 +183,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for SessionGroup {
     fn drop(&mut self) {
         let left = sysfs::write("/sys/fs/cgroup/cgroup.procs", process::id())
             .and_then(|()| Ok(fs::remove_dir(SCOPE)?))

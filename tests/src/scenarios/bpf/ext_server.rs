@@ -34,13 +34,13 @@ pub fn run() -> Result<Value> {
     };
     set(RUNTIME_NS)?;
     let fair = look(policy)?;
-    let takes_all = Scheduler::start("takes_all")?;
+    let takes_all = ExtScheduler::start("takes_all")?;
     let all = look(policy)?;
     set(0)?;
     let none = look(policy)?;
     set(RUNTIME_NS)?;
     takes_all.end()?;
-    let takes_few = Scheduler::start("takes_few")?;
+    let takes_few = ExtScheduler::start("takes_few")?;
     let few = said(policy)?;
     takes_few.end()?;
     set(before)?;
@@ -87,12 +87,12 @@ fn said(policy: &Policy) -> Result<u64> {
 }
 
 /// A sched_ext scheduler that runs as long as the link is there.
-pub struct Scheduler {
+pub struct ExtScheduler {
     link: Link,
     _object: Object,
 }
 
-impl Scheduler {
+impl ExtScheduler {
     /// Starts it by its name in the object.
     pub fn start(name: &str) -> Result<Self> {
         let object = ObjectBuilder::default().open_file(OBJECT)?;

@@ -13,10 +13,10 @@ use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_host_bpf::{ActuateBy, HostModule};
 
-use super::group::Group;
-use super::scx::{Service, scx};
+use super::group::ClampGroup;
+use super::scx::{ServiceProcess, scx};
 use super::tiny_vm::{Deed, RAM};
-use super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, stores};
+use super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, TinyVcpu, stores};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
 use crate::harness::sys::fork_and_wait;
@@ -32,7 +32,7 @@ const TIMES: usize = 300;
 pub fn guest(words: &[String]) -> Result<()> {
     let by = actuator(words.first().context("no actuator")?)?;
     let asks = words.get(1).is_some_and(|word| word == "asks");
-    let mut vm = Guest::new(by, 1)?;
+    let mut vm = FloodVm::new(by, 1)?;
     let quiet = Deed {
         times: 1,
         address: RAM,
@@ -54,22 +54,22 @@ pub fn guest(words: &[String]) -> Result<()> {
 }
 
 /// A tiny VM whose requests are put into force before it goes on.
-struct Guest {
-    vcpu: Vcpu,
+struct FloodVm {
+    vcpu: TinyVcpu,
     _event: vmm_sys_util::eventfd::EventFd,
-    _module: Option<(HostModule, Group)>,
+    _module: Option<(HostModule, ClampGroup)>,
 }
 
-impl Guest {
+impl FloodVm {
     /// Its vCPU is on the pCPU with this index in the last policy.
     fn new(by: ActuateBy, index: usize) -> Result<Self> {
-        let vcpu = Vcpu::new(by)?;
+        let vcpu = TinyVcpu::new(by)?;
         let cpus = &vcpu.policy.cpus;
         load::pin(*cpus.get(index).context("a policy of one pCPU")?)?;
         let module = match by {
             ActuateBy::Kfunc => {
                 let module = HostModule::open(2, 1)?;
-                let group = Group::with_current(&format!("flood{index}"))?;
+                let group = ClampGroup::with_current(&format!("flood{index}"))?;
                 module.bind(0, group.min.as_fd(), group.max.as_fd())?;
                 Some((module, group))
             }
@@ -106,7 +106,7 @@ pub fn run() -> Result<Value> {
     let kfunc = beside("kfunc");
     console_commands::unload_host_module()?;
     mount_bpffs()?;
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     let by_scx = beside("scx");
     scx(&["stop"])?;
     drop(service);
@@ -159,7 +159,7 @@ fn beside(by: &str) -> Result<Value> {
 }
 
 fn victim(by: ActuateBy) -> Result<Value> {
-    let mut guest = Guest::new(by, 0)?;
+    let mut guest = FloodVm::new(by, 0)?;
     let mut requests = Vec::new();
     for n in 0..TIMES {
         let khz = FROM_KHZ + u32::try_from(n)? * STEP_KHZ;

@@ -13,7 +13,7 @@ const TREE: &str = "/sys/fs/cgroup";
 
 /// Dropping it moves the thread back and removes the group.
 #[derive(Debug)]
-pub struct Group {
+pub struct ClampGroup {
     dir: PathBuf,
     tid: nix::unistd::Pid,
     /// Its `cpu.uclamp.min`.
@@ -22,7 +22,7 @@ pub struct Group {
     pub max: File,
 }
 
-impl Group {
+impl ClampGroup {
     /// Makes it, in place of one that a killed process has left, and moves the calling thread
     /// there.
     pub fn with_current(name: &str) -> Result<Self> {
@@ -57,7 +57,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ClampGroup {
     fn drop(&mut self) {
         // A group that can't be removed shows when the next one is made.
         let _ = fs::write(format!("{TREE}/cgroup.threads"), self.tid.to_string());

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostBpf, HostModule};
 
-use super::group::Group;
+use super::group::ClampGroup;
 use super::programs::{BASE, histogram, like, start};
-use super::scx::{Service, scx};
+use super::scx::{ServiceProcess, scx};
 use super::tiny_vm::{Deed, TinyVm};
 use super::vcpu::own_clamp;
 use crate::harness::dips::{Dips, LIGHT_US, dips};
@@ -40,17 +40,17 @@ enum Way {
 
 /// The vCPU's own policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scheduler {
+enum SchedPolicy {
     Other,
     Fifo,
     Rr,
     Deadline,
 }
 
-use Scheduler::{Deadline, Fifo, Other, Rr};
+use SchedPolicy::{Deadline, Fifo, Other, Rr};
 
 /// Clamps mean nothing to SCHED_DEADLINE.
-const WAYS: [(Way, &str, &[Scheduler]); 5] = [
+const WAYS: [(Way, &str, &[SchedPolicy]); 5] = [
     (Way::ExitThread, "exit, sched_setattr", &[Other, Fifo]),
     (Way::ExitGroup, "exit, cgroup", &[Other, Fifo]),
     (Way::KfuncGroup, "kfunc, cgroup, summed", &[Other, Fifo, Rr]),
@@ -77,7 +77,7 @@ pub fn run() -> Result<Value> {
         let service = match way {
             Way::Scx => {
                 mount_bpffs()?;
-                Some(Service::start()?)
+                Some(ServiceProcess::start()?)
             }
             _ => None,
         };
@@ -95,7 +95,7 @@ pub fn run() -> Result<Value> {
     Ok(json!({ "held": held, "rows": rows }))
 }
 
-struct Seen {
+struct WayResult {
     dips: Dips,
     /// Requests whose clamp wasn't the thread's when the guest had left.
     missed: usize,
@@ -104,8 +104,8 @@ struct Seen {
     clamp_after_ns: Value,
 }
 
-impl Seen {
-    fn row(self, way: Way, name: &str, scheduler: Scheduler) -> Value {
+impl WayResult {
+    fn row(self, way: Way, name: &str, scheduler: SchedPolicy) -> Value {
         // That the first one dips is why it isn't taken.
         let dips = way == Way::ExitThread;
         let held = self.dips.changes >= CHANGES
@@ -122,7 +122,7 @@ impl Seen {
     }
 }
 
-impl Scheduler {
+impl SchedPolicy {
     fn set(self) -> Result<()> {
         match self {
             Other => Ok(()),
@@ -135,16 +135,16 @@ impl Scheduler {
 }
 
 /// On a thread of its own, with a policy and place of its own.
-fn changes(way: Way, scheduler: Scheduler) -> Result<Seen> {
+fn changes(way: Way, scheduler: SchedPolicy) -> Result<WayResult> {
     let thread = std::thread::Builder::new().name("vcpu0".into());
     let running = thread.spawn(move || on_thread(way, scheduler))?;
     running.join().map_err(|_| anyhow!("the vCPU panicked"))?
 }
 
-fn on_thread(way: Way, scheduler: Scheduler) -> Result<Seen> {
+fn on_thread(way: Way, scheduler: SchedPolicy) -> Result<WayResult> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
-    let group = Group::with_current("dip")?;
+    let group = ClampGroup::with_current("dip")?;
     load::pin(policy.cpu())?;
     scheduler.set()?;
     let mut vcpu = like(policy, 0)?;
@@ -170,7 +170,7 @@ fn on_thread(way: Way, scheduler: Scheduler) -> Result<Seen> {
         _ => Some(vm.swallow(BASE + 4)?),
     };
     let trace = Trace::start()?;
-    let mut run = Run {
+    let mut run = LightRun {
         way,
         policy,
         group: &group,
@@ -191,7 +191,7 @@ fn on_thread(way: Way, scheduler: Scheduler) -> Result<Seen> {
         .as_ref()
         .map(|module| module.applied(0))
         .transpose()?;
-    Ok(Seen {
+    Ok(WayResult {
         dips: dips(policy, &run.requests, &seen, LIGHT_US),
         missed: run.missed,
         exits: run.exits,
@@ -202,7 +202,7 @@ fn on_thread(way: Way, scheduler: Scheduler) -> Result<Seen> {
 /// Does `work` with a thread beside it that serves events, on another policy's CPUs.
 fn beside_worker<T>(
     host: &HostBpf,
-    group: &Group,
+    group: &ClampGroup,
     _busy: Option<u32>,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
@@ -235,16 +235,16 @@ fn beside_worker<T>(
     })
 }
 
-struct Run<'a> {
+struct LightRun<'a> {
     way: Way,
     policy: &'a Policy,
-    group: &'a Group,
+    group: &'a ClampGroup,
     requests: Vec<(u64, u32)>,
     missed: usize,
     exits: u64,
 }
 
-impl Run<'_> {
+impl LightRun<'_> {
     fn all(&mut self, vm: &mut TinyVm, host: &HostBpf) -> Result<()> {
         let low = self
             .policy

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, HostModule};
 
-use super::group::Group;
+use super::group::ClampGroup;
 use super::programs::{BASE, like, start};
-use super::tiny_vm::{Deed, Outcome, TinyVm};
+use super::tiny_vm::{Deed, TinyVm, TinyVmOutcome};
 use crate::harness::policy::Policy;
 use crate::harness::{console_commands, load, sysfs};
 
@@ -75,7 +75,7 @@ fn one(count: u16) -> Result<Value> {
     let last = count - 1;
     let by_ioeventfd = ioeventfds(count, set_perf)?;
 
-    let group = Group::with_current(&format!("many{count}"))?;
+    let group = ClampGroup::with_current(&format!("many{count}"))?;
     let (before, began) = (resident_kib()?, Instant::now());
     let how = |domain| {
         let mut vcpu = like(policy, domain)?;
@@ -138,8 +138,8 @@ fn ioeventfds(count: u16, set_perf: impl Fn(u16) -> u64) -> Result<f64> {
 }
 
 /// The best of three: the host's own work on another pCPU takes emulated time.
-fn timed(vm: &mut TinyVm, deed: Deed) -> Result<(Outcome, f64)> {
-    let (mut sum, mut best) = (Outcome::default(), f64::MAX);
+fn timed(vm: &mut TinyVm, deed: Deed) -> Result<(TinyVmOutcome, f64)> {
+    let (mut sum, mut best) = (TinyVmOutcome::default(), f64::MAX);
     for _ in 0..3 {
         let start = Instant::now();
         let outcome = vm.run(deed, |_, _| ())?;

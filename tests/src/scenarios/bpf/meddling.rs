@@ -10,8 +10,8 @@ use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_host_bpf::{ActuateBy, HostModule};
 
-use super::group::{Group, write_util};
-use super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
+use super::group::{ClampGroup, write_util};
+use super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, TinyVcpu, own_clamps, stores};
 use crate::harness::sys::set_policy_of;
 use crate::harness::{console_commands, load};
 
@@ -21,7 +21,7 @@ const ASKED_KHZ: u32 = FROM_KHZ + 100 * STEP_KHZ;
 pub fn run() -> Result<Value> {
     console_commands::insmod("vcpufreq_host", "")?;
     let running = std::thread::Builder::new().spawn(|| {
-        let mut vcpu = Vcpu::new(ActuateBy::Kfunc)?;
+        let mut vcpu = TinyVcpu::new(ActuateBy::Kfunc)?;
         let _event = vcpu.vm.swallow(SET_PERF)?;
         Ok::<_, anyhow::Error>([group(&mut vcpu)?, above(&mut vcpu)?, policy(&mut vcpu)?])
     })?;
@@ -33,14 +33,14 @@ pub fn run() -> Result<Value> {
 }
 
 /// The clamps in force after one request.
-fn ask(vcpu: &mut Vcpu, khz: u32) -> Result<(u32, u32)> {
+fn ask(vcpu: &mut TinyVcpu, khz: u32) -> Result<(u32, u32)> {
     vcpu.vm.run(stores(1, khz, 0), |_, _| ())?;
     own_clamps()
 }
 
 /// The group's floor and ceiling.
-fn group(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
-    let group = Group::with_current("meddling")?;
+fn group(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
+    let group = ClampGroup::with_current("meddling")?;
     let module = HostModule::open(1, 1)?;
     module.bind(0, group.min.as_fd(), group.max.as_fd())?;
     let wanted = (vcpu.policy.util(ASKED_KHZ), 1024);
@@ -73,8 +73,8 @@ fn group(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
 
 /// A group above has a lower limit: a repeated request writes nothing, and a limit that is taken
 /// away is noticed.
-fn above(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
-    let above = Group::with_current("above")?;
+fn above(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
+    let above = ClampGroup::with_current("above")?;
     let below = above.child("meddling")?;
     let module = HostModule::open(1, 1)?;
     module.bind(0, below.min.as_fd(), below.max.as_fd())?;
@@ -110,8 +110,8 @@ const POLICIES: [(i32, i32, i32); 5] = [
 const CHANGES: usize = 5_000;
 
 /// chrt and renice, while the vCPU's group is clamped as fast as it can: no clamp is refused.
-fn policy(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
-    let group = Group::with_current("policy")?;
+fn policy(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
+    let group = ClampGroup::with_current("policy")?;
     let module = HostModule::open(1, 1)?;
     module.bind(0, group.min.as_fd(), group.max.as_fd())?;
     let tid = nix::unistd::gettid().as_raw();

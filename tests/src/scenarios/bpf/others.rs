@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, HostBpf, HostModule};
 
-use super::group::Group;
+use super::group::ClampGroup;
 use super::programs::{BASE, like, start};
-use super::scx::{Service, scx};
+use super::scx::{ServiceProcess, scx};
 use super::tiny_vm::{Deed, TinyVm};
 use crate::harness::leftovers::bpf_counts as objects;
 use crate::harness::machine::mount_bpffs;
@@ -38,7 +38,7 @@ pub fn vmm(words: &[String]) -> Result<()> {
     load::pin(cpu)?;
     let host = start(&policies, vec![vcpu])?;
     let module = HostModule::open(1, 1)?;
-    let group = Group::with_current(&format!("vmm{cpu}"))?;
+    let group = ClampGroup::with_current(&format!("vmm{cpu}"))?;
     module.bind(0, group.min.as_fd(), group.max.as_fd())?;
     host.register_thread(VcpuId(0))?;
     let mut vm = TinyVm::new(Some((BASE, host.pages())))?;
@@ -239,7 +239,7 @@ pub fn switch_cost() -> Result<Value> {
     }
     drop(hosts);
     mount_bpffs()?;
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     let with_scx = switch_ns();
     scx(&["stop"])?;
     drop(service);

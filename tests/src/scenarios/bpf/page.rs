@@ -52,7 +52,7 @@ fn moves(
     policies: &[Policy],
     expected: &dyn Fn(&Policy, u32) -> Option<Khz>,
 ) -> Result<Value> {
-    let mut result = Looks::default();
+    let mut result = PageLooks::default();
     for (n, policy) in policies.iter().enumerate() {
         sysfs::write(format!("{}/scaling_governor", policy.path), "userspace")?;
         let khz = policy.opps.get(n % policy.opps.len()).copied();
@@ -74,7 +74,7 @@ fn changes(
     policies: &[Policy],
     expected: &dyn Fn(&Policy, u32) -> Option<Khz>,
 ) -> Result<Value> {
-    let mut result = Looks::default();
+    let mut result = PageLooks::default();
     for policy in policies {
         load::pin(policy.cpu())?;
         for n in 0..CHANGES {
@@ -96,14 +96,14 @@ fn set(policy: &Policy, khz: u32) -> Result<()> {
 }
 
 #[derive(Default)]
-struct Looks {
+struct PageLooks {
     looks: usize,
     wrong: usize,
     first_wrong: Option<Value>,
     values: BTreeMap<u32, usize>,
 }
 
-impl Looks {
+impl PageLooks {
     fn add(&mut self, seen: Option<Khz>, expected: Option<Khz>) {
         self.looks += 1;
         if let Some(Khz(khz)) = seen {

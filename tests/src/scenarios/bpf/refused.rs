@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use vcpufreq_host_bpf::{DEVICE, HostModule, verify};
 
-use super::group::Group;
+use super::group::ClampGroup;
 use crate::harness::{console_commands, sys};
 
 const REFUSED: [&str; 3] = ["refused_switch", "refused_entry", "refused_userspace_exit"];
@@ -46,7 +46,7 @@ pub fn run() -> Result<Value> {
 /// then, and is set up when the first one is closed.
 fn set_up_twice(first: HostModule) -> Result<(bool, Value)> {
     let open = || -> Result<File> { Ok(OpenOptions::new().read(true).write(true).open(DEVICE)?) };
-    let group = Group::with_current("refused")?;
+    let group = ClampGroup::with_current("refused")?;
     let bind = |file: &File| sys::bind_group(file, 0, &group.min, &group.max);
     let second = open()?;
     let error = |result: std::io::Result<()>| result.err().and_then(|error| error.raw_os_error());

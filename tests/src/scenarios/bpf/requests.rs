@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, ApplyOutcome, BpfCounters, BpfEvent, HostModule};
 
-use super::group::{Group, write_util};
+use super::group::{ClampGroup, write_util};
 use super::programs::{BASE, histogram, like, start};
 use super::settled;
 use super::tiny_vm::{Deed, RAM, TinyVm};
 use super::vcpu::{
-    FLOOD, FROM_KHZ, ONE, OTHERS_SET_PERF, SET_PERF, STEP_KHZ, Vcpu, by_other, others_counters,
+    FLOOD, FROM_KHZ, ONE, OTHERS_SET_PERF, SET_PERF, STEP_KHZ, TinyVcpu, by_other, others_counters,
     own_clamp, set_limit, stores, the_one_that_waits,
 };
 use crate::harness::policy::Policy;
@@ -48,7 +48,7 @@ fn loads(address: u64) -> Deed {
 }
 
 /// `MANY` reads, beside as many loads from the guest's memory.
-fn reads(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+fn reads(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
     let (_, mut load_ns) = vcpu.timed(loads(RAM), |_, _| ())?;
     let (mut outcome, mut read_ns) = vcpu.timed(loads(BASE), |_, _| ())?;
     // The host's own work on another pCPU takes half of the emulated time.
@@ -70,7 +70,7 @@ fn reads(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
 
 /// What the guest reads and what the host reads, while that is the same before and after: the
 /// governor has just found a busy thread.
-fn read_beside_host(vcpu: &mut Vcpu) -> Result<(u32, u32)> {
+fn read_beside_host(vcpu: &mut TinyVcpu) -> Result<(u32, u32)> {
     for _ in 0..100 {
         let before = vcpu.policy.khz()?;
         let (outcome, _) = vcpu.timed(loads(BASE), |_, _| ())?;
@@ -83,8 +83,8 @@ fn read_beside_host(vcpu: &mut Vcpu) -> Result<(u32, u32)> {
 
 /// With the module, on a host with uclamp.
 fn clamped() -> Result<Value> {
-    let group = Group::with_current("requests")?;
-    let mut vcpu = Vcpu::new(ActuateBy::Kfunc)?;
+    let group = ClampGroup::with_current("requests")?;
+    let mut vcpu = TinyVcpu::new(ActuateBy::Kfunc)?;
     let module = HostModule::open(1, 1)?;
     module.bind(0, group.min.as_fd(), group.max.as_fd())?;
     let by_exit = exits(&mut vcpu, &group)?;
@@ -115,7 +115,7 @@ fn clamped() -> Result<Value> {
 const CHANGES: u64 = 500;
 
 /// What a write costs by an exit, with the same clamp by the same file.
-pub(super) fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
+pub(super) fn exits(vcpu: &mut TinyVcpu, group: &ClampGroup) -> Result<u64> {
     let policy = vcpu.policy.clone();
     let mut failed = 0;
     let deed = stores(CHANGES, FROM_KHZ, STEP_KHZ);
@@ -135,7 +135,7 @@ pub(super) fn exits(vcpu: &mut Vcpu, group: &Group) -> Result<u64> {
     Ok(ns)
 }
 
-fn writes(vcpu: &mut Vcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
+fn writes(vcpu: &mut TinyVcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
     let before = vcpu.counters()?;
     let (changing, changed_ns) = vcpu.timed(stores(CHANGES, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let between = vcpu.counters()?;
@@ -164,7 +164,7 @@ fn writes(vcpu: &mut Vcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
 }
 
 /// A flood over the limit: few clamps, one event, and the last value in the end.
-fn limit(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+fn limit(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
     set_limit(vcpu, true)?;
     let before = vcpu.counters()?;
     let (_, _) = vcpu.timed(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
@@ -187,7 +187,7 @@ fn limit(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
 }
 
 /// What waits for a token is older than what another vCPU of the domain asks for meanwhile.
-fn overtaken(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+fn overtaken(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let newer = FROM_KHZ + STEP_KHZ;
@@ -204,7 +204,7 @@ fn overtaken(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
 
 /// Another vCPU of the domain writes while a request that waited for a token is put into force: its
 /// request is put into force, too, and each of the two has one outcome.
-fn raced(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+fn raced(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let newer = FROM_KHZ + STEP_KHZ;
@@ -237,7 +237,7 @@ fn raced(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
 }
 
 /// A request that waits for the worker is served after the policy has changed.
-fn waits_over_policy(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+fn waits_over_policy(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
     vcpu.how.actuate = ActuateBy::Worker;
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     let asked = FROM_KHZ + 2 * STEP_KHZ;
@@ -257,7 +257,7 @@ fn waits_over_policy(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Valu
 }
 
 /// Serves the requests that wait; how many, and whether all are in force.
-fn serve(vcpu: &Vcpu, module: &HostModule) -> Result<(usize, bool)> {
+fn serve(vcpu: &TinyVcpu, module: &HostModule) -> Result<(usize, bool)> {
     let worker = vcpu.host.worker()?;
     let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
     let mut served = true;
@@ -273,7 +273,7 @@ fn serve(vcpu: &Vcpu, module: &HostModule) -> Result<(usize, bool)> {
 }
 
 /// Clamps mean nothing to a SCHED_DEADLINE thread: counted, and the host goes on.
-fn deadline(vcpu: &mut Vcpu) -> Result<(bool, Value)> {
+fn deadline(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
     // Its affinity has to be that of its root domain.
     load::unpin()?;
     set_deadline(Duration::from_millis(5), Duration::from_millis(10))?;
@@ -320,7 +320,7 @@ fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
 
 /// On a host without uclamp.
 fn counted() -> Result<Value> {
-    let mut vcpu = Vcpu::new(ActuateBy::Nothing)?;
+    let mut vcpu = TinyVcpu::new(ActuateBy::Nothing)?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
     let (held, reads) = reads(&mut vcpu)?;
     let (outcome, ns) = vcpu.timed(stores(MANY, FROM_KHZ, 1), |_, _| ())?;

@@ -8,13 +8,13 @@ use vcpufreq_device::{Clamp, Khz};
 use vcpufreq_host_bpf::{ApplyOutcome, HostModule};
 
 use super::vcpu::{
-    FLOOD, FROM_KHZ, ONE, STEP_KHZ, Vcpu, by_other, others_counters, own_clamp, set_limit, stores,
-    the_one_that_waits,
+    FLOOD, FROM_KHZ, ONE, STEP_KHZ, TinyVcpu, by_other, others_counters, own_clamp, set_limit,
+    stores, the_one_that_waits,
 };
 use crate::harness::trace::now_us;
 
 /// All rows by name, and whether each holds.
-pub(super) fn rows(vcpu: &mut Vcpu, module: &HostModule) -> Result<(bool, Value)> {
+pub(super) fn rows(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
     let rows = [
         ("changing", changing(vcpu, module)?),
         ("failed", failed(vcpu, module)?),
@@ -45,7 +45,7 @@ fn min(settled: &ApplyOutcome<anyhow::Error>) -> Option<u32> {
 
 /// Another vCPU of the domain asks before each clamp is there: the worker goes on to others after
 /// a few, and ends at the last one when it comes back.
-fn changing(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+fn changing(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
@@ -72,7 +72,7 @@ fn changing(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
 
 /// A failed request doesn't count as in force. The worker tries it again, as does a repeated write,
 /// and a newer request of the domain isn't lost with it.
-fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+fn failed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
@@ -82,7 +82,7 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
     let last = FROM_KHZ + STEP_KHZ * (u32::try_from(FLOOD)? - 1);
     let clamp = own_clamp()?;
     // Asked for again, what is in force is unchanged, and what failed isn't.
-    let again = |vcpu: &mut Vcpu| {
+    let again = |vcpu: &mut TinyVcpu| {
         let before = others_counters(&vcpu.host)?;
         vcpu.vm.run(by_other(last), |_, _| ())?;
         let after = others_counters(&vcpu.host)?;
@@ -130,7 +130,7 @@ fn failed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
 
 /// In a guest's place, for writes that no program saw: not where the guest has written since, and
 /// not over what it writes later.
-fn assumed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+fn assumed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
     let asked = FROM_KHZ + STEP_KHZ;
     vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
     let seen = vcpu.host.seen(ONE);
@@ -161,7 +161,7 @@ fn assumed(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
 }
 
 /// A guest that starts anew has no part in what the old one was waiting for.
-fn reset(vcpu: &mut Vcpu, module: &HostModule) -> Result<Value> {
+fn reset(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;

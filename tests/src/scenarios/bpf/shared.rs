@@ -10,7 +10,7 @@ use vcpufreq_device::Khz;
 use vcpufreq_host_bpf::ActuateBy;
 
 use super::others::spawn;
-use super::vcpu::{ONE, SET_PERF, Vcpu, stores};
+use super::vcpu::{ONE, SET_PERF, TinyVcpu, stores};
 use crate::harness::console_commands;
 use crate::harness::wait::{SOON, settled};
 
@@ -73,7 +73,7 @@ pub fn run() -> Result<Value> {
     // The oldest of the two names what there is, and is of another version all the same.
     store(&other, of_this_version()?)?;
     let untouched = content(&other)?;
-    let mut vcpu = Vcpu::new(ActuateBy::Worker)?;
+    let mut vcpu = TinyVcpu::new(ActuateBy::Worker)?;
     let both = settle((3, 2))?;
     first.kill()?;
     first.wait()?;
@@ -114,7 +114,7 @@ pub fn run() -> Result<Value> {
 
 /// What is left when a VMM whose path was lost is the only one that lives, and another one is
 /// killed: its own programs, which nothing calls.
-fn lost(vcpu: &Vcpu) -> Result<(usize, usize)> {
+fn lost(vcpu: &TinyVcpu) -> Result<(usize, usize)> {
     let mut other = spawn(2, 900_000, 0)?;
     let with = settle((3, 2))?;
     ensure!(with == (3, 2), "hooks and VMs with another VMM: {with:?}");

@@ -13,8 +13,8 @@ use vcpufreq_device::host::{SCHED_DEBUG, proc_field};
 use vcpufreq_device::{ClampMode, Util};
 use vcpufreq_host_bpf::{ActuateBy, HostModule, VcpuPolicy};
 
-use super::group::Group;
-use super::vcpu::{ONE, SET_PERF, Vcpu, own_clamps, refresh, stores};
+use super::group::ClampGroup;
+use super::vcpu::{ONE, SET_PERF, TinyVcpu, own_clamps, refresh, stores};
 use super::waiting;
 use crate::harness::console_commands;
 use crate::harness::load::Load;
@@ -48,8 +48,8 @@ fn set_governors(governor: &str) -> Result<()> {
 }
 
 fn in_thread() -> Result<Value> {
-    let group = Group::with_current("sum")?;
-    let mut vcpu = Vcpu::new(ActuateBy::Kfunc)?;
+    let group = ClampGroup::with_current("sum")?;
+    let mut vcpu = TinyVcpu::new(ActuateBy::Kfunc)?;
     let module = HostModule::open(1, 1)?;
     module.bind(0, group.min.as_fd(), group.max.as_fd())?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
@@ -110,13 +110,13 @@ fn in_thread() -> Result<Value> {
 }
 
 /// The clamps in force after a request beside a host's task that is busy for so many percent.
-fn beside(vcpu: &mut Vcpu, how: &VcpuPolicy, percent: u32, khz: u32) -> Result<(u32, u32)> {
+fn beside(vcpu: &mut TinyVcpu, how: &VcpuPolicy, percent: u32, khz: u32) -> Result<(u32, u32)> {
     Ok(seen_beside(vcpu, how, percent, khz)?.0)
 }
 
 /// These and the pCPU's utilization by others at that time.
 fn seen_beside(
-    vcpu: &mut Vcpu,
+    vcpu: &mut TinyVcpu,
     how: &VcpuPolicy,
     percent: u32,
     khz: u32,
@@ -143,14 +143,14 @@ pub fn utilization(cpu: u32) -> Result<u32> {
     util.with_context(|| format!("no utilization of CPU {cpu}"))
 }
 
-fn neighbour(vcpu: &Vcpu, percent: u32) -> Option<Load> {
+fn neighbour(vcpu: &TinyVcpu, percent: u32) -> Option<Load> {
     let cpu = vcpu.policy.cpu();
     (percent > 0).then(|| Load::periodic(cpu, PERIOD, PERIOD * percent / 100))
 }
 
 /// Without a request: the clamp when a neighbour has come, and when it has gone.
 fn follows(
-    vcpu: &mut Vcpu,
+    vcpu: &mut TinyVcpu,
     how: &VcpuPolicy,
     module: &HostModule,
     khz: u32,
@@ -178,7 +178,12 @@ fn follows(
 
 /// A real-time vCPU, beside a neighbour that has come and gone: what was added goes with the next
 /// request, also with one for what was asked for before. The module has counted the requests alone.
-fn fifo(vcpu: &mut Vcpu, how: &VcpuPolicy, module: &HostModule, khz: u32) -> Result<(bool, Value)> {
+fn fifo(
+    vcpu: &mut TinyVcpu,
+    how: &VcpuPolicy,
+    module: &HostModule,
+    khz: u32,
+) -> Result<(bool, Value)> {
     let before = module.applied(0)?;
     set_fifo_priority(10)?;
     let alone = beside(vcpu, how, 0, khz)?.0;

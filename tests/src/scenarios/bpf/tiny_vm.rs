@@ -41,7 +41,7 @@ pub struct Deed {
 
 /// What came of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct TinyVmOutcome {
     /// Accesses that left for userspace, without the one that ends the run.
     pub exits: u64,
     /// What the last load gave.
@@ -55,12 +55,12 @@ pub struct TinyVm {
     /// vCPUs that are there and never run.
     _others: Vec<VcpuFd>,
     vm: VmFd,
-    _code: Memory,
+    _code: OwnPage,
 }
 
 /// A page of this process.
 #[derive(Debug)]
-struct Memory(NonNull<libc::c_void>);
+struct OwnPage(NonNull<libc::c_void>);
 
 impl TinyVm {
     /// With read-only pages at `base`, when there are any.
@@ -72,7 +72,7 @@ impl TinyVm {
     pub fn with_vcpus(pages: Option<(u64, Pages)>, vcpus: u64) -> Result<Self> {
         let kvm = Kvm::new().context("/dev/kvm")?;
         let vm = kvm.create_vm()?;
-        let code = Memory::with(program())?;
+        let code = OwnPage::with(program())?;
         let page = Pages {
             address: code.0.cast(),
             len: PAGE,
@@ -115,7 +115,7 @@ impl TinyVm {
     }
 
     /// Does it, with `written` called for each write that leaves.
-    pub fn run(&mut self, deed: Deed, mut written: impl FnMut(u64, u32)) -> Result<Outcome> {
+    pub fn run(&mut self, deed: Deed, mut written: impl FnMut(u64, u32)) -> Result<TinyVmOutcome> {
         let registers = [
             deed.address,
             deed.value.into(),
@@ -134,7 +134,7 @@ impl TinyVm {
             match self.vcpu.run() {
                 Ok(VcpuExit::MmioWrite(LEAVE, data)) => {
                     let read = data.first_chunk().copied().map_or(0, u32::from_le_bytes);
-                    return Ok(Outcome { exits, read });
+                    return Ok(TinyVmOutcome { exits, read });
                 }
                 Ok(VcpuExit::MmioWrite(address, data)) => {
                     exits += 1;
@@ -252,7 +252,7 @@ fn add_slot(vm: &VmFd, slot: u32, guest: u64, host: Pages) -> Result<()> {
     unsafe { vm.set_user_memory_region(region) }.context("adding a memory slot")
 }
 
-impl Memory {
+impl OwnPage {
     fn with(bytes: &[u8]) -> Result<Self> {
         ensure!(bytes.len() <= PAGE, "the guest's code is too long");
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -271,7 +271,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for OwnPage {
     fn drop(&mut self) {
         // SAFETY: the mapping of `with`, unmapped once.
         unsafe { libc::munmap(self.0.as_ptr(), PAGE) };

@@ -12,7 +12,7 @@ use vcpufreq_host_bpf::{
 };
 
 use super::programs::{BASE, like, start};
-use super::tiny_vm::{Deed, Outcome, TinyVm};
+use super::tiny_vm::{Deed, TinyVm, TinyVmOutcome};
 use crate::harness::policy::Policy;
 use crate::harness::{load, sysfs};
 
@@ -24,14 +24,14 @@ pub(super) const ONE: VcpuId = VcpuId(0);
 pub(super) const OTHERS_SET_PERF: u64 = SET_PERF + 0x1000;
 
 /// The current thread as the vCPU of a tiny VM.
-pub(super) struct Vcpu {
+pub(super) struct TinyVcpu {
     pub policy: Policy,
     pub how: VcpuPolicy,
     pub vm: TinyVm,
     pub host: HostBpf,
 }
 
-impl Vcpu {
+impl TinyVcpu {
     pub fn new(actuate: ActuateBy) -> Result<Self> {
         let policies = Policy::all()?;
         let policy = policies.last().context("no policy")?.clone();
@@ -50,7 +50,11 @@ impl Vcpu {
     }
 
     /// The outcome, and virtual ns for each access, the two ends of a run included.
-    pub fn timed(&mut self, deed: Deed, left: impl FnMut(u64, u32)) -> Result<(Outcome, u64)> {
+    pub fn timed(
+        &mut self,
+        deed: Deed,
+        left: impl FnMut(u64, u32),
+    ) -> Result<(TinyVmOutcome, u64)> {
         let start = Instant::now();
         let outcome = self.vm.run(deed, left)?;
         let ns = u64::try_from(start.elapsed().as_nanos())?;
@@ -85,7 +89,7 @@ pub(super) fn others_counters(host: &HostBpf) -> Result<BpfCounters> {
     host.counters(VcpuId(1)).context("no vCPU")
 }
 
-pub(super) fn the_one_that_waits(vcpu: &Vcpu) -> Result<WorkerRequest> {
+pub(super) fn the_one_that_waits(vcpu: &TinyVcpu) -> Result<WorkerRequest> {
     let events: Vec<_> = vcpu
         .host
         .worker()?
@@ -99,7 +103,7 @@ pub(super) fn the_one_that_waits(vcpu: &Vcpu) -> Result<WorkerRequest> {
 
 /// Does what a VMM's worker does with the events that there are; how many.
 pub(super) fn refresh(
-    vcpu: &Vcpu,
+    vcpu: &TinyVcpu,
     worker: &WorkerEvents,
     module: &HostModule,
     time: Duration,
@@ -120,7 +124,7 @@ pub(super) fn refresh(
 /// Requests, of which some pass at once.
 pub(super) const FLOOD: u64 = 600;
 
-pub(super) fn set_limit(vcpu: &mut Vcpu, on: bool) -> Result<()> {
+pub(super) fn set_limit(vcpu: &mut TinyVcpu, on: bool) -> Result<()> {
     vcpu.how.limit = match on {
         true => Some(RateLimit {
             per_second: NonZeroU32::new(100).context("0")?,

@@ -14,7 +14,7 @@ use vcpufreq_host_bpf::{HostModule, VcpuPolicy};
 
 use super::programs::{BASE, like, start};
 use super::tiny_vm::TinyVm;
-use super::vcpu::{ONE, SET_PERF, Vcpu, own_clamps, refresh, stores};
+use super::vcpu::{ONE, SET_PERF, TinyVcpu, own_clamps, refresh, stores};
 use crate::harness::load;
 use crate::harness::policy::Policy;
 use crate::harness::sys::set_fifo_priority;
@@ -96,7 +96,7 @@ fn other_vm(cpu: u32, khz: u32, stop: &AtomicBool, tell: &Sender<()>) -> Result<
 /// A real-time vCPU that asks for a quarter of its pCPU while another VM's asks for a half: what is
 /// in force when that sleeps, when it waits, and after it has ended.
 pub fn run(
-    vcpu: &mut Vcpu,
+    vcpu: &mut TinyVcpu,
     how: &VcpuPolicy,
     module: &HostModule,
     khz: u32,
@@ -171,7 +171,7 @@ pub fn run(
 }
 
 /// The clamps in force after a request.
-fn ask(vcpu: &mut Vcpu, how: &VcpuPolicy, khz: u32) -> Result<(u32, u32)> {
+fn ask(vcpu: &mut TinyVcpu, how: &VcpuPolicy, khz: u32) -> Result<(u32, u32)> {
     vcpu.host.set_policy(ONE, how.clone())?;
     let outcome = vcpu.vm.run(stores(1, khz, 0), |_, _| ())?;
     ensure!(outcome.exits == 0, "the request left the kernel");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::opps::{Row, sweep};
+use super::opps::{SweepRow, sweep};
 use crate::harness::fair_server;
 use crate::harness::frequency::{host_runs_at, look, stay_off};
 use crate::harness::plan::{Plan, cur_perf, first_cpus, let_load_decay, registers, set_governor};
@@ -96,7 +96,7 @@ pub fn restart(plan: &Plan) -> Result<Value> {
     vm.expect("@ready", Duration::from_secs(120))?;
     plan.load_driver(&mut vm)?;
     vm.ask("start busy busy 0")?;
-    let rows = sweep(&mut vm, 0, policy, Row::exact)?;
+    let rows = sweep(&mut vm, 0, policy, SweepRow::exact)?;
     vm.quit()?;
     let wrong = rows.iter().filter(|row| !row.exact()).count();
     Ok(json!({ "held": wrong == 0, "opps_checked": rows.len(), "opps_wrong": wrong }))

@@ -8,12 +8,12 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::opps::{Row, sweep};
+use super::opps::{SweepRow, sweep};
 use crate::harness::host::begins;
 use crate::harness::plan::{Plan, first_cpus, let_load_decay, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
-use crate::harness::trace::{Seen, Trace};
+use crate::harness::trace::{Trace, TraceEvents};
 use crate::harness::vm::{Vm, events};
 
 /// 20 % duty: 4 ms of 20.
@@ -31,7 +31,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     for ((vcpu, policy), part) in policies.iter().enumerate().zip(0..) {
         begins(part, parts, &format!("every OPP of CPU {}", policy.cpu()));
         vm.ask(format!("start busy busy {vcpu}"))?;
-        rows.extend(sweep(&mut vm, vcpu, policy, Row::exact)?);
+        rows.extend(sweep(&mut vm, vcpu, policy, SweepRow::exact)?);
         vm.ask("stop busy")?;
     }
     vm.quit()?;
@@ -61,7 +61,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         "guest_kernel": guest_kernel,
         "opps_checked": rows.len(), "opps_wrong": wrong,
         "requests": requests, "applied": applied, "refused": refused,
-        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+        "rows": rows.iter().map(SweepRow::json).collect::<Vec<_>>(),
         "bridge": with, "no_bridge": without,
     }))
 }
@@ -101,7 +101,7 @@ fn periodic(plan: &Plan, policies: &[Policy], options: &[&str]) -> Result<Vec<Va
 
 /// The frequency that the pCPU was at or below for half of the time that the vCPU's thread ran. An
 /// idle pCPU's frequency doesn't count.
-fn median_while_running(policy: &Policy, seen: &Seen, (tid, at_start): (i32, u32)) -> u32 {
+fn median_while_running(policy: &Policy, seen: &TraceEvents, (tid, at_start): (i32, u32)) -> u32 {
     let mut time_at = BTreeMap::new();
     for (from, to) in seen.runs_of(tid) {
         let (mut khz, mut since) = (at_start, from);

@@ -241,7 +241,7 @@ fn exits_of(vmm: u32) -> Result<u64> {
 }
 
 /// What was counted while a load lasted.
-struct Measured {
+struct FloodCounts {
     vcpu: Counted,
     guest: Counted,
     turns: u64,
@@ -271,7 +271,7 @@ impl Clamps {
     }
 }
 
-impl Measured {
+impl FloodCounts {
     /// This flood against the plain loop.
     fn row(&self, what: &str, plain: &Self) -> Value {
         // The exits of the vCPU's guest are those of the flood.
@@ -288,7 +288,7 @@ impl Measured {
 
 /// The others' work while vCPU 0 carries `load`, one after the other: what is busy beside them
 /// is the load alone.
-fn measure(vm: &mut Vm, beside: &mut Vm, load: &str, clamps: &Clamps) -> Result<Measured> {
+fn measure(vm: &mut Vm, beside: &mut Vm, load: &str, clamps: &Clamps) -> Result<FloodCounts> {
     vm.ask(format!("start load {load}"))?;
     // The first round fills what is filled once: buffers, page tables.
     vm.ask(format!("work 1 {TURNS}"))?;
@@ -306,7 +306,7 @@ fn measure(vm: &mut Vm, beside: &mut Vm, load: &str, clamps: &Clamps) -> Result<
     }
     let after = [Counted::of(vm, 1)?, Counted::of(beside, 0)?];
     let grown_kib = vm.resident_kib()?.saturating_sub(before_kib);
-    Ok(Measured {
+    Ok(FloodCounts {
         vcpu: after[0].since(before[0]).with_work(vcpu_ns),
         guest: after[1].since(before[1]).with_work(guest_ns),
         turns: vm.number("stop load")?,

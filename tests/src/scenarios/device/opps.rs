@@ -19,7 +19,7 @@ use crate::harness::vm::{Vm, events};
 
 /// What was seen for one request of a busy vCPU.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub struct SweepRow {
     pub vcpu: usize,
     pub pcpu: u32,
     /// The guest asked for this.
@@ -42,7 +42,7 @@ pub struct Row {
     pub looks: u32,
 }
 
-impl Row {
+impl SweepRow {
     /// As a JSON object.
     pub fn json(&self) -> Value {
         json!({
@@ -60,8 +60,8 @@ pub fn sweep(
     vm: &mut Vm,
     vcpu: usize,
     policy: &Policy,
-    right: impl Fn(&Row) -> bool,
-) -> Result<Vec<Row>> {
+    right: impl Fn(&SweepRow) -> bool,
+) -> Result<Vec<SweepRow>> {
     stay_off(policy, vm)?;
     set_governor(vm, vcpu, "userspace")?;
     let floor = floor_khz(policy)?;
@@ -94,7 +94,7 @@ fn one_opp(
     vcpu: usize,
     policy: &Policy,
     (asked, wanted): (u32, u32),
-) -> Result<(Row, bool)> {
+) -> Result<(SweepRow, bool)> {
     let base = registers(vm)?;
     // What the guest reads may be the frequency of a moment: the host's own
     // tasks move it too. It must be one that there was.
@@ -102,7 +102,7 @@ fn one_opp(
     let ask = || ask_for(&mut guest.borrow_mut(), vcpu, asked);
     let read = || cur_perf(&mut guest.borrow_mut(), base, vcpu);
     let look = look_after(policy, ask, read)?;
-    let row = Row {
+    let row = SweepRow {
         vcpu,
         pcpu: policy.cpu(),
         asked,
@@ -118,7 +118,7 @@ fn one_opp(
     Ok((row, look.disturbed))
 }
 
-impl Row {
+impl SweepRow {
     /// The host runs at exactly the request, or at its fair servers' floor, and the guest reads
     /// that.
     pub fn exact(&self) -> bool {
@@ -128,13 +128,13 @@ impl Row {
 
 /// `--clamp exact`, busy vCPU: the host runs at exactly the OPP asked for.
 pub fn exact(plan: &Plan) -> Result<Value> {
-    every_opp(plan, "exact", Row::exact)
+    every_opp(plan, "exact", SweepRow::exact)
 }
 
 /// `--clamp floor`, busy vCPU: the host never runs below the OPP asked for,
 /// and at exactly it while 1.25 × the thread's utilization is under it.
 pub fn floor(plan: &Plan) -> Result<Value> {
-    let right = |row: &Row| {
+    let right = |row: &SweepRow| {
         // What it reads may be older than what the host runs at: it ramps.
         row.lowest >= row.wanted && row.clamp == (row.util, 1024) && row.read >= row.asked
     };
@@ -145,7 +145,7 @@ pub fn floor(plan: &Plan) -> Result<Value> {
     Ok(result)
 }
 
-fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&Row) -> bool) -> Result<Value> {
+fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&SweepRow) -> bool) -> Result<Value> {
     let policies = Policy::all()?;
     let setup = plan
         .mirroring(&first_cpus(&policies))
@@ -165,7 +165,7 @@ fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&Row) -> bool) -> Result<V
     let wrong: Vec<Value> = rows
         .iter()
         .filter(|row| !right(row))
-        .map(Row::json)
+        .map(SweepRow::json)
         .collect();
     let looks: u32 = rows.iter().map(|row| row.looks).sum();
     let below = rows.iter().filter(|row| row.asked < row.wanted).count();
@@ -315,7 +315,7 @@ pub fn repeat(plan: &Plan) -> Result<Value> {
     let mut vm = plan.guest(&setup)?;
     for (vcpu, policy) in policies.iter().enumerate() {
         vm.ask(format!("start busy busy {vcpu}"))?;
-        sweep(&mut vm, vcpu, policy, Row::exact)?;
+        sweep(&mut vm, vcpu, policy, SweepRow::exact)?;
         vm.ask("stop busy")?;
     }
     vm.quit()?;

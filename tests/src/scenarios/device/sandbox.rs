@@ -33,7 +33,7 @@ const SET_UP: Duration = Duration::from_secs(30);
 const SOCKET: [i64; 3] = [2, 1, 0];
 
 /// A thread of a VMM.
-struct Thread {
+struct VmmThread {
     tid: i32,
     class: &'static str,
     status: String,
@@ -152,7 +152,7 @@ fn escapes(setup: &Setup) -> Result<Value> {
 /// A VMM whose threads are all confined. Its guest may still boot.
 fn set_up(setup: &Setup) -> Result<Vm> {
     let vm = Vm::start(setup)?;
-    let is_main = |thread: &Thread| thread.class == "vcpufreq" && is_confined(&thread.status);
+    let is_main = |thread: &VmmThread| thread.class == "vcpufreq" && is_confined(&thread.status);
     wait_until("a confined VMM", SET_UP, || {
         Ok(threads(vm.pid()).is_ok_and(|threads| threads.iter().any(is_main)))
     })?;
@@ -160,7 +160,7 @@ fn set_up(setup: &Setup) -> Result<Vm> {
 }
 
 /// The threads of a process.
-fn threads(pid: u32) -> Result<Vec<Thread>> {
+fn threads(pid: u32) -> Result<Vec<VmmThread>> {
     let mut threads = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let task = task?;
@@ -170,7 +170,7 @@ fn threads(pid: u32) -> Result<Vec<Thread>> {
             let rest = name.trim().strip_prefix(class);
             rest.is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit()))
         });
-        threads.push(Thread {
+        threads.push(VmmThread {
             tid: task.file_name().to_string_lossy().parse()?,
             class: known.with_context(|| format!("a thread is {name}"))?,
             status,

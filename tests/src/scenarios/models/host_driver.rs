@@ -20,14 +20,14 @@ const STAY: Duration = Duration::from_millis(200);
 const STAY_UNITS: std::ops::RangeInclusive<u64> = 19..=22;
 
 /// A policy's `stats/` at a moment.
-struct Stats {
+struct PolicyStats {
     /// `total_trans`.
     transitions: u64,
     /// `time_in_state`: kHz, and time in 10 ms.
     times: Vec<(u32, u64)>,
 }
 
-impl Stats {
+impl PolicyStats {
     fn of(policy: &Policy) -> Result<Self> {
         let file = |name: &str| format!("{}/stats/{name}", policy.path);
         let text = sysfs::text(file("time_in_state"))?;
@@ -60,10 +60,10 @@ pub fn statistics(policies: &[Policy]) -> Result<Value> {
         sysfs::write(&governor, "userspace")?;
         set(policy.max())?;
         for &khz in &policy.opps {
-            let before = Stats::of(policy)?;
+            let before = PolicyStats::of(policy)?;
             set(khz)?;
             sleep(STAY);
-            let (transitions, spent) = Stats::of(policy)?.since(&before);
+            let (transitions, spent) = PolicyStats::of(policy)?.since(&before);
             let right = transitions == 1
                 && matches!(spent[..], [(at, time)] if at == khz && STAY_UNITS.contains(&time));
             let row = json!({

@@ -29,7 +29,7 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     sysfs::write(&limit, LIMIT_US)?;
     let limited = entered(cpu)?;
     sysfs::write(&limit, 0)?;
-    let slow = |states: &[State]| -> u64 {
+    let slow = |states: &[IdleState]| -> u64 {
         states
             .iter()
             .filter(|state| state.latency_us > LIMIT_US)
@@ -44,7 +44,7 @@ pub fn run(_plan: &Plan) -> Result<Value> {
         .flat_map(Value::as_array)
         .flatten();
     let right = rows.all(|row| row["right"] == true);
-    let json = |states: &[State]| states.iter().map(State::json).collect::<Vec<_>>();
+    let json = |states: &[IdleState]| states.iter().map(IdleState::json).collect::<Vec<_>>();
     Ok(json!({
         "held": slow(&free) > 0 && slow(&limited) == 0 && all > 0 && right,
         "statistics": statistics, "energy_models": models,
@@ -53,19 +53,19 @@ pub fn run(_plan: &Plan) -> Result<Value> {
 }
 
 /// How often a state was entered.
-struct State {
+struct IdleState {
     latency_us: u64,
     times: u64,
 }
 
-impl State {
+impl IdleState {
     fn json(&self) -> Value {
         json!({ "exit_latency_us": self.latency_us, "entered": self.times })
     }
 }
 
 /// Sleeps, and counts the states that the CPU went into meanwhile.
-fn entered(cpu: u32) -> Result<Vec<State>> {
+fn entered(cpu: u32) -> Result<Vec<IdleState>> {
     // A limit is seen when the CPU next chooses a state.
     sleep(Duration::from_millis(20));
     let before = states(cpu)?;
@@ -75,14 +75,14 @@ fn entered(cpu: u32) -> Result<Vec<State>> {
     let after = states(cpu)?;
     let pairs = before.iter().zip(after);
     Ok(pairs
-        .map(|(old, new)| State {
+        .map(|(old, new)| IdleState {
             times: new.times - old.times,
             ..new
         })
         .collect())
 }
 
-fn states(cpu: u32) -> Result<Vec<State>> {
+fn states(cpu: u32) -> Result<Vec<IdleState>> {
     let mut found = Vec::new();
     loop {
         let path = format!(
@@ -92,7 +92,7 @@ fn states(cpu: u32) -> Result<Vec<State>> {
         if !std::path::Path::new(&path).exists() {
             return Ok(found);
         }
-        found.push(State {
+        found.push(IdleState {
             latency_us: sysfs::number(format!("{path}/latency"))?,
             times: sysfs::number(format!("{path}/usage"))?,
         });

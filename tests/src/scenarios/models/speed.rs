@@ -51,7 +51,7 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     }
     // The largest CPU at its maximum is the measure of full speed.
     let full = rows.last().context("no OPP")?.work();
-    let wrong: Vec<&Row> = rows.iter().filter(|row| !row.right(full)).collect();
+    let wrong: Vec<&SpeedRow> = rows.iter().filter(|row| !row.right(full)).collect();
     Ok(json!({
         "held": wrong.is_empty(), "opps": rows.len(),
         "rows": rows.iter().map(|row| row.json(full)).collect::<Vec<_>>(),
@@ -135,7 +135,7 @@ fn busy_ticks() -> Result<u64> {
 }
 
 /// One OPP.
-struct Row {
+struct SpeedRow {
     cpu: u32,
     khz: u32,
     /// Share of full speed that the CPU delivers at it.
@@ -149,7 +149,7 @@ struct Row {
     uw: u64,
 }
 
-fn measure(policy: &Policy, khz: u32) -> Result<Row> {
+fn measure(policy: &Policy, khz: u32) -> Result<SpeedRow> {
     sysfs::write(format!("{}/scaling_setspeed", policy.path), khz)?;
     let_load_decay();
     let cpu = policy.cpu();
@@ -167,7 +167,7 @@ fn measure(policy: &Policy, khz: u32) -> Result<Row> {
     }
     let uj = energy_uj(policy)?.saturating_sub(before);
     times.sort_unstable();
-    Ok(Row {
+    Ok(SpeedRow {
         cpu,
         khz,
         share: share(policy, khz),
@@ -178,7 +178,7 @@ fn measure(policy: &Policy, khz: u32) -> Result<Row> {
     })
 }
 
-impl Row {
+impl SpeedRow {
     /// Work that was done in the time, in ns at full speed.
     fn work(&self) -> f64 {
         self.ns as f64 * self.share

@@ -34,7 +34,7 @@ const WRITES: u64 = 100;
 
 /// What came first after each write of a vCPU.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Order {
+pub struct EntryOrder {
     /// Writes of set_perf.
     writes: u64,
     /// Whose clamp came before the vCPU's next entry.
@@ -58,12 +58,12 @@ pub struct Order {
     host_calls: Vec<u64>,
 }
 
-impl Order {
+impl EntryOrder {
     /// Has the guest write, each 20 ms another OPP.
     pub fn of(guest: &mut Measured, policy: &Policy) -> Result<Self> {
         let (vcpu, set_perf, trap) = (guest.vcpu, &guest.set_perf, guest.trap);
         let thread = format!("vcpu{vcpu}-{}", guest.vm.vcpu_tid(vcpu)?);
-        let watch = Watch::start()?;
+        let watch = TraceWatch::start()?;
         let opps = &guest.opps;
         let wrote = guest
             .vm
@@ -200,12 +200,12 @@ impl Drop for Probe {
 }
 
 /// The trace and its probe, in the order in which they have to go.
-struct Watch {
+struct TraceWatch {
     trace: Instance,
     _probe: Probe,
 }
 
-impl Watch {
+impl TraceWatch {
     fn start() -> Result<Self> {
         let probe = Probe::set()?;
         let trace = Instance::create("entries", 2048)?;
@@ -238,14 +238,14 @@ mod tests {
     const CLAMP: &str =
         " vcpu1-9 [2] . 1.0: clamp: (a+0x8/0x1 <- cpu_uclamp_min_write) text=\"50.0\" written=4";
 
-    fn of(lines: &[&str]) -> Order {
+    fn of(lines: &[&str]) -> EntryOrder {
         let policy = Policy {
             path: String::new(),
             cpus: vec![2],
             opps: vec![300, 600],
             capacity: 1024,
         };
-        let mut order = Order::default();
+        let mut order = EntryOrder::default();
         for line in lines {
             let line = TraceLine::read(line).unwrap();
             order.line(&line, "vcpu1-9", 0xa00_1004, &policy).unwrap();

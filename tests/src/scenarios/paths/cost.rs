@@ -7,7 +7,7 @@
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::before_entry::Order;
+use super::before_entry::EntryOrder;
 use super::measured::{Measured, QEMU};
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
@@ -35,7 +35,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     for path in ["exit", "ioeventfd", "bpf", SHM] {
         let mut guest = Measured::boot(plan, &policies, path)?;
         rows.extend(guest.by_registers()?);
-        let order = Order::of(&mut guest, policies.last().context("no policy")?)?;
+        let order = EntryOrder::of(&mut guest, policies.last().context("no policy")?)?;
         in_order &= match path {
             // Its worker is another thread: this is to be seen by the trace too.
             "ioeventfd" | SHM => order.some_after(),
@@ -53,8 +53,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     rows.extend(guest.by_registers()?);
     guest.vm.quit()?;
     let wrong = out_of_bound(&rows, &bare);
-    let held = in_order && wrong.is_empty() && rows.iter().all(Row::holds);
-    let rows: Vec<Value> = rows.iter().map(Row::json).collect();
+    let held = in_order && wrong.is_empty() && rows.iter().all(CostRow::holds);
+    let rows: Vec<Value> = rows.iter().map(CostRow::json).collect();
     // out/paths.json is made of them.
     vcpufreq_bench::figures::rows_of(&json!({ "rows": rows }))?;
     Ok(json!({
@@ -68,7 +68,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
 /// by `exit`, with its clamp, a write may cost 0.54 by `bpf`, with its clamp; 0.48 by `ioeventfd`,
 /// whose worker sets the clamp; and 0.33 in a guest of QEMU, whose server has to be woken. That guest
 /// has no PMU, as the others.
-fn out_of_bound(rows: &[Row], bare: &Value) -> Vec<String> {
+fn out_of_bound(rows: &[CostRow], bare: &Value) -> Vec<String> {
     let median = |path, op| {
         let found = rows.iter().find(|row| (row.path, row.op) == (path, op));
         found.map_or(f64::NAN, |row| row.median_ns)
@@ -93,7 +93,7 @@ fn out_of_bound(rows: &[Row], bare: &Value) -> Vec<String> {
     wrong.collect()
 }
 
-struct Row {
+struct CostRow {
     path: &'static str,
     op: &'static str,
     n: u64,
@@ -129,7 +129,7 @@ impl Measured {
         ))
     }
 
-    fn by_registers(&mut self) -> Result<Vec<Row>> {
+    fn by_registers(&mut self) -> Result<Vec<CostRow>> {
         let (vcpu, page, trap) = (self.vcpu, self.page, self.trap);
         let set_perf = self.set_perf.clone();
         let opps = self.opps.clone();
@@ -145,15 +145,15 @@ impl Measured {
         self.vm
             .number(format!("stores {vcpu} {set_perf} {COUNTED} {opps}"))?;
         let writes = exits.stop()?.at(trap..trap + 4);
-        let ends = |seen: crate::harness::trace::exits::Accesses| Ends {
+        let ends = |seen: crate::harness::trace::exits::TracedAccesses| Ends {
             trapped: seen.trapped,
             exited: seen.exited,
         };
         Ok(vec![
-            Row::new(self.path, "read", read, &ends(reads), (None, None)),
-            Row {
+            CostRow::new(self.path, "read", read, &ends(reads), (None, None)),
+            CostRow {
                 at_once_ns: Some(at_once),
-                ..Row::new(self.path, "write", write, &ends(writes), after)
+                ..CostRow::new(self.path, "write", write, &ends(writes), after)
             },
         ])
     }
@@ -191,7 +191,7 @@ impl Measured {
     }
 }
 
-impl Row {
+impl CostRow {
     fn new(
         path: &'static str,
         op: &'static str,
@@ -243,12 +243,12 @@ mod tests {
     //! What costs too much is named, and what wasn't measured isn't within its bound.
     use super::*;
 
-    fn row(path: &'static str, op: &'static str, median_ns: f64) -> Row {
+    fn row(path: &'static str, op: &'static str, median_ns: f64) -> CostRow {
         let ends = Ends {
             trapped: 0,
             exited: 0,
         };
-        Row::new(path, op, (median_ns, median_ns), &ends, (None, None))
+        CostRow::new(path, op, (median_ns, median_ns), &ends, (None, None))
     }
 
     #[test]

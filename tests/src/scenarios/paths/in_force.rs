@@ -123,7 +123,7 @@ impl Drop for Changed {
 }
 
 /// How long each write took, in µs, rising.
-struct Seen {
+struct WriteTimes {
     writes: usize,
     /// Until the vCPU slept.
     asleep_us: Vec<u64>,
@@ -135,7 +135,7 @@ struct Seen {
     own_us: Vec<u64>,
 }
 
-fn measure(vm: &mut Vm, policy: &Policy, between: Between) -> Result<Seen> {
+fn measure(vm: &mut Vm, policy: &Policy, between: Between) -> Result<WriteTimes> {
     let set_perf = registers(vm)? + 4;
     let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
     let deed = match between {
@@ -162,7 +162,7 @@ fn measure(vm: &mut Vm, policy: &Policy, between: Between) -> Result<Seen> {
         .filter(|write| write.address == set_perf);
     let writes: Vec<u64> = writes.map(|write| write.time_us).collect();
     ensure!(writes.len() == WRITES, "{} writes", writes.len());
-    let mut seen = Seen {
+    let mut seen = WriteTimes {
         writes: writes.len(),
         asleep_us: Vec::new(),
         worker_us: Vec::new(),
@@ -197,7 +197,7 @@ fn measure(vm: &mut Vm, policy: &Policy, between: Between) -> Result<Seen> {
     Ok(seen)
 }
 
-impl Seen {
+impl WriteTimes {
     fn add(&mut self, more: Self) {
         self.writes += more.writes;
         self.asleep_us.extend(more.asleep_us);

@@ -14,7 +14,7 @@ use crate::harness::plan::{
 };
 use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;
-use crate::harness::trace::exits::{Accesses, Exits, SeenExits};
+use crate::harness::trace::exits::{Exits, SeenExits, TracedAccesses};
 use crate::harness::vm::{Setup, Vm};
 
 /// Accesses of each kind.
@@ -75,11 +75,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
 }
 
 /// What came of some accesses.
-struct Seen {
+struct AccessCounts {
     /// Of the vCPU's set_perf.
-    set_perf: Accesses,
+    set_perf: TracedAccesses,
     /// Of all registers.
-    region: Accesses,
+    region: TracedAccesses,
     /// Writes of a vCPU's set_perf by another vCPU: the scheduler has given that one work.
     by_other_vcpus: u64,
     /// KVM counts as many exits as were traced.
@@ -90,7 +90,7 @@ struct Seen {
     all: Value,
 }
 
-impl Seen {
+impl AccessCounts {
     fn of(seen: &SeenExits, base: u64, set_perf: Range<u64>, ns: (f64, String)) -> Self {
         Self {
             set_perf: seen.at(set_perf),
@@ -116,7 +116,7 @@ impl Seen {
 
 /// Reads and writes the registers of the last vCPU in tight loops. Its driver
 /// asks for nothing meanwhile, but reads cur_perf at each tick.
-fn accesses(vm: &mut Vm, policies: &[Policy], count: u64) -> Result<Seen> {
+fn accesses(vm: &mut Vm, policies: &[Policy], count: u64) -> Result<AccessCounts> {
     let vcpu = policies.len() - 1;
     let policy = policies.last().context("no policy")?;
     for vcpu in 0..policies.len() {
@@ -136,11 +136,11 @@ fn accesses(vm: &mut Vm, policies: &[Policy], count: u64) -> Result<Seen> {
     let exits = Exits::watch()?;
     vm.number(read(count))?;
     vm.number(write(count))?;
-    Ok(Seen::of(&exits.stop()?, base, trap..trap + 4, ns))
+    Ok(AccessCounts::of(&exits.stop()?, base, trap..trap + 4, ns))
 }
 
 /// An idle guest under schedutil becomes busy, and idle again.
-fn ramp(vm: &mut Vm, policies: &[Policy]) -> Result<Seen> {
+fn ramp(vm: &mut Vm, policies: &[Policy]) -> Result<AccessCounts> {
     for vcpu in 0..policies.len() {
         set_governor(vm, vcpu, "schedutil")?;
     }
@@ -155,7 +155,7 @@ fn ramp(vm: &mut Vm, policies: &[Policy]) -> Result<Seen> {
         let_load_decay();
         vm.ask("stop idle")?;
     }
-    Ok(Seen::of(
+    Ok(AccessCounts::of(
         &exits.stop()?,
         base,
         base + 4..base + 8,

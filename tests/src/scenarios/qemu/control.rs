@@ -15,8 +15,8 @@ use super::{ANSWERED, answer};
 use crate::harness::leftovers::leftovers;
 use crate::harness::plan::{GuestDevice, first_cpus};
 use crate::harness::policy::Policy;
-use crate::harness::qmp::{self, Qmp};
-use crate::harness::server::{NO_GROUPS, Server};
+use crate::harness::qmp::{self, QmpClient};
+use crate::harness::server::{NO_GROUPS, ServeProcess};
 use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::{QEMU, SOCKET, qemu_at, with_device};
 use crate::harness::wait::SOON;
@@ -47,7 +47,7 @@ pub fn run() -> Result<Value> {
     shell.args(["sh", "-c", ONCE_SERVED, SOCKET]);
     let mut vm = Vm::spawn(shell.arg(qemu.get_program()).args(qemu.get_args()))?;
     let pid = vm.pid().to_string();
-    let server = Server::start(&setup.clone().with(&["--pid", &pid, "--qmp", QMP]))?;
+    let server = ServeProcess::start(&setup.clone().with(&["--pid", &pid, "--qmp", QMP]))?;
     vm.expect("@ready", BOOT)?;
     vm.settle(policies.len())?;
     let device = GuestDevice::of(&mut vm)?;
@@ -66,7 +66,7 @@ pub fn run() -> Result<Value> {
     let refused = refused(policies.len())?;
     let server_said = server.stop()?;
     let other = other(policies.len())?;
-    let wrong = Server::start(&setup.with(&["--pid", &pid, "--qmp", OTHER]))?;
+    let wrong = ServeProcess::start(&setup.with(&["--pid", &pid, "--qmp", OTHER]))?;
     sleep(SOON);
     let clamps = (0..policies.len()).map(|vcpu| vm.clamp(vcpu));
     let clamps: Vec<(u32, u32)> = clamps.collect::<Result<_>>()?;
@@ -109,7 +109,7 @@ fn other(vcpus: usize) -> Result<Child> {
     let mut qemu = idle(vcpus);
     qmp::listen(&mut qemu, OTHER);
     let qemu = qemu.spawn()?;
-    drop(Qmp::connect(OTHER)?);
+    drop(QmpClient::connect(OTHER)?);
     Ok(qemu)
 }
 

@@ -17,7 +17,7 @@ use crate::harness::host::begins;
 use crate::harness::leftovers::{left_soon, leftovers};
 use crate::harness::plan::{GuestDevice, Plan, first_cpus, set_governor};
 use crate::harness::policy::Policy;
-use crate::harness::server::Server;
+use crate::harness::server::ServeProcess;
 use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::{SOCKET, Vmm, qemu_at};
 use crate::harness::wait::{SOON, settled};
@@ -189,7 +189,7 @@ fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result
 
 /// One guest, and servers of which each but the last is killed.
 fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
-    let mut server = Server::start(setup)?;
+    let mut server = ServeProcess::start(setup)?;
     let mut vm = Vm::spawn(&mut qemu_at(SOCKET, setup))?;
     vm.expect("@ready", BOOT)?;
     plan.load_driver(&mut vm)?;
@@ -214,7 +214,7 @@ fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> 
         if !free || !goes_on || !left.is_empty() {
             wrong.push(json!({ "round": round, "free": free, "goes_on": goes_on, "left": left }));
         }
-        server = Server::start(setup)?;
+        server = ServeProcess::start(setup)?;
     }
     let said = vm.quit()?;
     let server_said = server.stop()?;

@@ -19,7 +19,7 @@ use crate::harness::plan::{first_cpus, guest_policy};
 use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm};
 use crate::harness::vmm::Vmm;
-use crate::scenarios::device::opps::{Row, sweep};
+use crate::scenarios::device::opps::{SweepRow, sweep};
 
 /// In place of the lab's own guest: its disk is the host's, as QEMU alone writes to it.
 const DISK: [&str; 4] = [
@@ -65,7 +65,7 @@ pub fn run() -> Result<Value> {
     let mut rows = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
         vm.ask(format!("start busy busy {vcpu}"))?;
-        rows.extend(sweep(&mut vm, vcpu, policy, Row::exact)?);
+        rows.extend(sweep(&mut vm, vcpu, policy, SweepRow::exact)?);
         vm.ask("stop busy")?;
     }
     let said = vm.quit()?;
@@ -74,7 +74,7 @@ pub fn run() -> Result<Value> {
     Ok(json!({
         "held": held, "system": system, "network": network, "driver": driver,
         "opps_checked": rows.len(), "opps_wrong": wrong,
-        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(), "said": said,
+        "rows": rows.iter().map(SweepRow::json).collect::<Vec<_>>(), "said": said,
     }))
 }
 

@@ -22,14 +22,14 @@ use crate::harness::host::begins;
 use crate::harness::leftovers::{CGROUPS, leftovers};
 use crate::harness::plan::{GuestDevice, Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
-use crate::harness::server::{NO_GROUPS, Server};
+use crate::harness::server::{NO_GROUPS, ServeProcess};
 use crate::harness::sys::adopt_orphans;
 use crate::harness::sysfs;
 use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::{QEMU, SOCKET};
 use crate::harness::wait::{SOON, wait_until};
 use crate::scenarios::device::driver::follows;
-use crate::scenarios::device::opps::{Row, sweep};
+use crate::scenarios::device::opps::{SweepRow, sweep};
 use crate::scenarios::qemu::accesses;
 
 /// libvirt's user for QEMU.
@@ -66,7 +66,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let setup = Setup::mirroring(&first_cpus(&policies)).with(&["--clamp", "exact"]);
     prepare(&setup)?;
-    let server = Server::start(&setup.clone().with(&["--user", USER]))?;
+    let server = ServeProcess::start(&setup.clone().with(&["--user", USER]))?;
     let (mut vm, shell, libvirt) = start()?;
     begins(1, 5, "the domain has booted");
     vm.settle(setup.pins.len())?;
@@ -87,31 +87,31 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let left = [leftovers()?, still_clamped(&groups)?].concat();
     let held = accesses["held"] == true
         && wrong == 0
-        && groups.iter().all(Group::held)
+        && groups.iter().all(VcpuGroup::held)
         && restored["held"] == true
         && !server_said.contains(NO_GROUPS)
         && left.is_empty();
     Ok(json!({
         "held": held, "accesses": accesses, "opps_checked": rows.len(), "opps_wrong": wrong,
-        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
-        "groups": groups.iter().map(Group::json).collect::<Vec<_>>(), "restored": restored,
+        "rows": rows.iter().map(SweepRow::json).collect::<Vec<_>>(),
+        "groups": groups.iter().map(VcpuGroup::json).collect::<Vec<_>>(), "restored": restored,
         "left": left, "libvirt_said": said, "server_said": server_said,
     }))
 }
 
-fn each_opp(vm: &mut Vm, policies: &[Policy]) -> Result<Vec<Row>> {
+fn each_opp(vm: &mut Vm, policies: &[Policy]) -> Result<Vec<SweepRow>> {
     let mut rows = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
         vm.ask(format!("start busy busy {vcpu}"))?;
-        rows.extend(sweep(vm, vcpu, policy, Row::exact)?);
+        rows.extend(sweep(vm, vcpu, policy, SweepRow::exact)?);
         vm.ask("stop busy")?;
     }
     Ok(rows)
 }
 
-fn groups_of(vm: &Vm, policies: &[Policy]) -> Result<Vec<Group>> {
+fn groups_of(vm: &Vm, policies: &[Policy]) -> Result<Vec<VcpuGroup>> {
     (0..policies.len())
-        .map(|vcpu| Group::of(vm, vcpu))
+        .map(|vcpu| VcpuGroup::of(vm, vcpu))
         .collect()
 }
 
@@ -121,8 +121,8 @@ fn restored(
     vm: &mut Vm,
     shell: u32,
     policies: &[Policy],
-    groups: &[Group],
-) -> Result<(Value, Vec<Group>)> {
+    groups: &[VcpuGroup],
+) -> Result<(Value, Vec<VcpuGroup>)> {
     for (vcpu, policy) in policies.iter().enumerate() {
         set_governor(vm, vcpu, "userspace")?;
         ask_for(vm, vcpu, policy.max())?;
@@ -154,7 +154,7 @@ fn virsh(command: &[&str]) -> Result<()> {
 }
 
 /// A vCPU's cgroup.
-struct Group {
+struct VcpuGroup {
     vcpu: usize,
     path: PathBuf,
     /// What it holds, and what is in force for its thread.
@@ -162,7 +162,7 @@ struct Group {
     clamp: (u32, u32),
 }
 
-impl Group {
+impl VcpuGroup {
     fn of(vm: &Vm, vcpu: usize) -> Result<Self> {
         let text = sysfs::text(format!(
             "/proc/{}/task/{}/cgroup",
@@ -206,7 +206,7 @@ fn clamps(group: &Path) -> Result<(u32, u32)> {
 }
 
 /// Groups of libvirt's that are there after the end, and hold a clamp.
-fn still_clamped(groups: &[Group]) -> Result<Vec<String>> {
+fn still_clamped(groups: &[VcpuGroup]) -> Result<Vec<String>> {
     let all = groups.iter().flat_map(|group| group.path.ancestors());
     let below = all.filter(|group| *group != Path::new(CGROUPS) && group.starts_with(CGROUPS));
     let mut left = Vec::new();

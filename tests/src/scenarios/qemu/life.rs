@@ -13,7 +13,7 @@ use crate::harness::kexec;
 use crate::harness::leftovers::left_soon;
 use crate::harness::plan::{Plan, first_cpus};
 use crate::harness::policy::Policy;
-use crate::harness::qmp::{self, Qmp};
+use crate::harness::qmp::{self, QmpClient};
 use crate::harness::vm::{BOOT, Vm};
 use crate::harness::vmm::{INITRD, KERNEL, Vmm};
 use crate::harness::wait::SOON;
@@ -43,7 +43,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         command.args(["-initrd", INITRAMFS]);
     })?;
     fs::remove_file(INITRAMFS)?;
-    let mut life = Life {
+    let mut life = GuestLife {
         plan,
         policies: &policies,
         story: Vec::new(),
@@ -64,7 +64,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         life.boots(what, &mut vm)?;
     }
     let before = life.clamps(&vm)?;
-    let mut qmp = Qmp::connect(QMP)?;
+    let mut qmp = QmpClient::connect(QMP)?;
     // An error, as long as the machine can't plug CPUs.
     let pluggable = qmp.ask("query-hotpluggable-cpus", json!({}));
     qmp.ask("system_reset", json!({}))?;
@@ -84,13 +84,13 @@ pub fn run(plan: &Plan) -> Result<Value> {
 }
 
 /// What has happened so far.
-struct Life<'a> {
+struct GuestLife<'a> {
     plan: &'a Plan,
     policies: &'a [Policy],
     story: Vec<Value>,
 }
 
-impl Life<'_> {
+impl GuestLife<'_> {
     /// The host follows each vCPU after `what`; `meanwhile` are clamps of vCPUs that were to request
     /// nothing.
     fn tell(&mut self, what: &str, vm: &mut Vm, meanwhile: Vec<(u32, u32)>) -> Result<()> {

@@ -20,10 +20,10 @@ use serde_json::{Value, json};
 use crate::harness::plan::{GuestDevice, cur_perf, first_cpus, last_of};
 use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;
-use crate::harness::server::Server;
+use crate::harness::server::ServeProcess;
 use crate::harness::stats;
 use crate::harness::sysfs;
-use crate::harness::trace::exits::{Accesses, Exits, SeenExits};
+use crate::harness::trace::exits::{Exits, SeenExits, TracedAccesses};
 use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::{SOCKET, qemu_at};
 
@@ -45,7 +45,7 @@ pub fn run() -> Result<Value> {
         ..Setup::mirroring(&pins).with(&["--cur-perf", "request", "--rate-limit", "0"])
     };
     let vcpus = pins.len();
-    let server = Server::start(&setup)?;
+    let server = ServeProcess::start(&setup)?;
     let started = Instant::now();
     let mut vm = Vm::spawn(&mut qemu_at(SOCKET, &setup))?;
     vm.expect("@ready", BOOT)?;
@@ -109,7 +109,7 @@ fn accesses(vm: &mut Vm, device: &GuestDevice, vcpu: usize, policy: &Policy) -> 
     vm.number(format!("stores {vcpu} {bell:#x} {FEW} {ABSENT}"))?;
     let control = exits.stop()?;
     let memory = seen.at(device.base - PAGE..read + PAGE);
-    let accesses = |trapped, exited| Accesses { trapped, exited };
+    let accesses = |trapped, exited| TracedAccesses { trapped, exited };
     let held = memory == accesses(0, 0)
         && seen.at(bell..bell + 4) == accesses(MANY, 0)
         && control.at(bell..bell + 4) == accesses(FEW, FEW)

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::harness::leftovers::{left_soon, leftovers};
 use crate::harness::plan::{Plan, ask_for, set_governor};
 use crate::harness::policy::Policy;
-use crate::harness::qmp::{self, Qmp};
+use crate::harness::qmp::{self, QmpClient};
 use crate::harness::vm::{Setup, Vm};
 use crate::harness::vmm::Vmm;
 use crate::harness::wait::SOON;
@@ -39,14 +39,14 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let mut vm = Vm::boot_prepared(&source, |command| qmp::listen(command, QMP[0]))?;
     plan.load_driver(&mut vm)?;
     follows(&mut vm, &policies)?;
-    let mut qmp = Qmp::connect(QMP[0])?;
+    let mut qmp = QmpClient::connect(QMP[0])?;
     let loaded = snapshot(&mut vm, &mut qmp, &policies).context("the snapshot")?;
     let mut next = Vm::start_prepared(&target, |command| {
         qmp::listen(command, QMP[1]);
         command.args(["-incoming", MOVES_BY]);
     })?;
     // It listens then.
-    drop(Qmp::connect(QMP[1]).context("the target")?);
+    drop(QmpClient::connect(QMP[1]).context("the target")?);
     request(&mut vm, &policies, Policy::max)?;
     qmp.migrate(MOVES_BY).context("the source")?;
     sleep(SOON);
@@ -72,7 +72,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
 }
 
 /// Loads a snapshot of a guest that had requested its highest OPPs, and requests its lowest.
-fn snapshot(vm: &mut Vm, qmp: &mut Qmp, policies: &[Policy]) -> Result<Value> {
+fn snapshot(vm: &mut Vm, qmp: &mut QmpClient, policies: &[Policy]) -> Result<Value> {
     const SIZE: u64 = 1 << 30;
     qmp.job(
         "blockdev-create",

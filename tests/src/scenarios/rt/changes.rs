@@ -19,7 +19,7 @@ use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;
 use crate::harness::thread_facts::allowed;
 use crate::harness::trace::exits::{Exits, SeenExits};
-use crate::harness::trace::{self, Seen, Trace, now_us};
+use crate::harness::trace::{self, Trace, TraceEvents, now_us};
 use crate::harness::vm::Vm;
 
 /// To switch events on patches the kernel's code, which is work on every CPU.
@@ -51,7 +51,7 @@ impl<'a> RtVcpu<'a> {
 }
 
 /// A thread's clamp at a moment.
-struct Look {
+struct ClampLook {
     /// CLOCK_MONOTONIC in µs, after the look.
     time_us: u64,
     /// Effective `uclamp.min`.
@@ -70,7 +70,7 @@ pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<Value> {
     for one in vcpus {
         start_light(vm, one.vcpu, one.policy)?;
     }
-    let mut looks: Vec<Vec<Look>> = vcpus.iter().map(|_| Vec::new()).collect();
+    let mut looks: Vec<Vec<ClampLook>> = vcpus.iter().map(|_| Vec::new()).collect();
     let until = Instant::now() + LIGHT_CHANGES;
     while Instant::now() < until {
         sleep(LOOK_EVERY);
@@ -92,20 +92,20 @@ pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<Value> {
 }
 
 /// Looks at each clamp.
-fn look(vm: &Vm, vcpus: &[RtVcpu], looks: &mut [Vec<Look>]) -> Result<()> {
+fn look(vm: &Vm, vcpus: &[RtVcpu], looks: &mut [Vec<ClampLook>]) -> Result<()> {
     for (one, looks) in vcpus.iter().zip(looks) {
         let (clamp, _) = vm.clamp(one.vcpu)?;
         let time_us = now_us();
-        looks.push(Look { time_us, clamp });
+        looks.push(ClampLook { time_us, clamp });
     }
     Ok(())
 }
 
 fn of_vcpu(
     one: &RtVcpu,
-    looks: &[Look],
+    looks: &[ClampLook],
     base: u64,
-    seen: &Seen,
+    seen: &TraceEvents,
     exits: &SeenExits,
 ) -> Result<Value> {
     let name = one.name();
@@ -141,7 +141,7 @@ fn of_vcpu(
 
 /// Changes whose clamp was the thread's before the next one; the number of changes that began and
 /// ended during the looks; and looks that found neither the old nor the new clamp.
-fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[Look]) -> (usize, usize, usize) {
+fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[ClampLook]) -> (usize, usize, usize) {
     let (mut in_force, mut looked_at, mut strange) = (0, 0, 0);
     let first = looks.first().map_or(u64::MAX, |look| look.time_us);
     let last = looks.last().map_or(0, |look| look.time_us);
@@ -169,7 +169,7 @@ fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[Look]) -> (usize, u
 
 /// The thread that carries out requests: where it may run, and where it ran. By the path `ioeventfd` it
 /// is what sets the clamps.
-fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &Seen) -> Result<Value> {
+fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &TraceEvents) -> Result<Value> {
     let mut threads = threads(vm.pid())?.into_iter();
     let (tid, _) = threads
         .find(|(_, name)| name == WORKER)

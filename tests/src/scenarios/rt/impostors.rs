@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use vcpufreq_device::host::stat_field;
 
-use super::inventory::{State, changes, everything};
+use super::inventory::{Inventory, changes, everything};
 use crate::harness::rt_command::{CONFIG, NOBODY, json_of, succeeded};
 use crate::harness::sysfs;
 
@@ -73,7 +73,7 @@ impl Drop for Impostor {
     }
 }
 
-pub(super) fn left_alone(before: &State, cpu: u32) -> Result<Value> {
+pub(super) fn left_alone(before: &Inventory, cpu: u32) -> Result<Value> {
     let impostors = [
         Impostor::start(&format!("ksoftirqd/{cpu}"), NOBODY)?,
         Impostor::start(IRQBALANCE, NOBODY)?,

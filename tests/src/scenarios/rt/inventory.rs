@@ -17,10 +17,10 @@ pub(super) fn bound_file(cpu: u32) -> String {
     format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
 }
 
-pub(super) type State = BTreeMap<String, String>;
+pub(super) type Inventory = BTreeMap<String, String>;
 
 /// Paths that are in only one of two states, or have another value there.
-pub(super) fn changes(before: &State, after: &State) -> Vec<String> {
+pub(super) fn changes(before: &Inventory, after: &Inventory) -> Vec<String> {
     let paths: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let differ = paths
         .into_iter()
@@ -74,8 +74,8 @@ const OWN_WAY: &[&str] = &[
 ];
 
 /// All values, with every cgroup and every kernel thread's scheduling.
-pub(super) fn everything() -> Result<State> {
-    let mut state = State::new();
+pub(super) fn everything() -> Result<Inventory> {
+    let mut state = Inventory::new();
     for (folder, ends) in KEPT {
         collect(Path::new(folder), ends, &mut state);
     }
@@ -101,7 +101,7 @@ pub(super) fn everything() -> Result<State> {
     Ok(state)
 }
 
-fn collect(folder: &Path, ends: &[&str], state: &mut State) {
+fn collect(folder: &Path, ends: &[&str], state: &mut Inventory) {
     let cgroup = folder.starts_with("/sys/fs/cgroup");
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();

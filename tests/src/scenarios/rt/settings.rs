@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::impostors;
-use super::inventory::{State, changes, everything};
+use super::inventory::{Inventory, changes, everything};
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
 use crate::harness::rt_command::{CONFIG, NOBODY, command, json_of, output, succeeded};
@@ -87,7 +87,7 @@ fn tried() -> Result<Value> {
 }
 
 /// Applies, checks, restores.
-fn there_and_back(before: &State, cpu: u32) -> Result<(Value, bool)> {
+fn there_and_back(before: &Inventory, cpu: u32) -> Result<(Value, bool)> {
     let plan = json_of(&["plan", "--config", CONFIG, "--json"])?;
     ensure!(everything()? == *before, "planning changed something");
     succeeded(&["apply", "--config", CONFIG])?;
@@ -120,7 +120,7 @@ fn there_and_back(before: &State, cpu: u32) -> Result<(Value, bool)> {
 
 /// What the plan has and the inventory doesn't: it would come back unseen. What the plan itself makes
 /// isn't there before.
-fn not_compared(plan: &Value, before: &State) -> Vec<String> {
+fn not_compared(plan: &Value, before: &Inventory) -> Vec<String> {
     let compared = changes_of(plan).into_iter().filter_map(|change| {
         let made = change["kind"] == "dir" || change["kind"] == "inside";
         let name = change["path"].as_str().or(change["name"].as_str())?;
@@ -154,7 +154,7 @@ fn unlisted(plan: &Value, changed: &[String]) -> Vec<String> {
 
 /// As an unprivileged user: plan and check list what they couldn't read, apply is refused, nothing
 /// is changed.
-fn without_privilege(before: &State, cpu: u32) -> Result<Value> {
+fn without_privilege(before: &Inventory, cpu: u32) -> Result<Value> {
     let guest = format!("plc={cpu}");
     let mut unseen = Vec::new();
     for word in ["plan", "check"] {
@@ -189,7 +189,7 @@ fn without_privilege(before: &State, cpu: u32) -> Result<Value> {
 }
 
 /// The governor's own tunables go with it and come back: the vendors' profiles do that.
-fn with_performance(before: &State, cpu: u32) -> Result<bool> {
+fn with_performance(before: &Inventory, cpu: u32) -> Result<bool> {
     succeeded(&[
         "apply",
         "--profile",
@@ -234,7 +234,7 @@ impl Killed {
 }
 
 /// Kills `line` after each of its lines of output in turn, then restores.
-fn killed(before: &State, prepare: &[&str], line: &[&str]) -> Result<Killed> {
+fn killed(before: &Inventory, prepare: &[&str], line: &[&str]) -> Result<Killed> {
     let mut killed = Killed::default();
     succeeded(&["apply", "--config", CONFIG])?;
     let all = changes(before, &everything()?).len();
@@ -268,7 +268,7 @@ fn kill_after(line: &[&str], lines: usize) -> Result<bool> {
 }
 
 /// A file that refuses the write in apply, and one that does in restore.
-fn refusals(before: &State) -> Result<bool> {
+fn refusals(before: &Inventory) -> Result<bool> {
     read_only(SWAPPINESS)?;
     let applied = output(&["apply", "--config", CONFIG])?;
     let said = String::from_utf8_lossy(&applied.stderr).contains(SWAPPINESS);
@@ -300,7 +300,7 @@ fn read_only(path: &str) -> Result<()> {
 }
 
 /// With another boot id, restore removes the record and writes nothing.
-fn another_boot(before: &State) -> Result<bool> {
+fn another_boot(before: &Inventory) -> Result<bool> {
     succeeded(&["apply", "--config", CONFIG])?;
     let record = fs::read(RECORD)?;
     let applied = everything()?;

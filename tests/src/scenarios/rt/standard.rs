@@ -8,7 +8,7 @@ use std::fs;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::inventory::{State, changes, everything};
+use super::inventory::{Inventory, changes, everything};
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
 use crate::harness::rt_command::{json_of, succeeded};
@@ -45,7 +45,11 @@ pub fn run(_plan: &Plan) -> Result<Value> {
 }
 
 /// With these settings alone: the verdict of check on each, and what isn't as before after restore.
-fn there_and_back(before: &State, (policy, cpu): (&Policy, u32), settings: &str) -> Result<Value> {
+fn there_and_back(
+    before: &Inventory,
+    (policy, cpu): (&Policy, u32),
+    settings: &str,
+) -> Result<Value> {
     fs::write(PROFILE, format!("[settings]\n{settings}\n"))?;
     let guest = format!("plc={cpu}");
     succeeded(&["apply", "--profile", PROFILE, "--guest", &guest])?;

@@ -39,7 +39,7 @@ const SET_SIGNAL: c_int = 10;
 
 /// `struct f_owner_ex`
 #[repr(C)]
-struct Owner {
+struct FOwnerEx {
     kind: c_int,
     id: c_int,
 }
@@ -241,7 +241,7 @@ impl PerfEvent {
     /// As fcntl(2): `ESRCH` when the thread has ended, `EINVAL` when no signal has this number,
     /// `ENOMEM`. The poller is woken all the same.
     pub fn signal(&self, thread: Tid, signal: c_int) -> io::Result<()> {
-        let owner = Owner {
+        let owner = FOwnerEx {
             kind: OWNER_TID,
             id: thread.get(),
         };

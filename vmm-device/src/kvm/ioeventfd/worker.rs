@@ -81,7 +81,7 @@ impl Worker {
         let lost = Arc::new(event().context("can't make an eventfd")?);
         let turns = Turns::new(plan, &stop).context("can't watch the guest's requests")?;
         let epoll = turns.epoll.clone();
-        let last_words = LastWords(lost.clone());
+        let last_words = SignalLost(lost.clone());
         let thread = Builder::new().name("requests".to_owned());
         let thread = thread
             .spawn(move || last_words.unless_stopped(|| turns.run()))
@@ -117,9 +117,9 @@ impl Drop for Worker {
 }
 
 /// Signals that the worker has ended without a stop.
-struct LastWords(Arc<EventFd>);
+struct SignalLost(Arc<EventFd>);
 
-impl LastWords {
+impl SignalLost {
     fn unless_stopped(&self, run: impl FnOnce() -> std::io::Result<()>) {
         let ended = catch_unwind(AssertUnwindSafe(run));
         if !matches!(ended, Ok(Ok(()))) {

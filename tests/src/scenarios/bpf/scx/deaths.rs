@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::service::{Service, in_force, said, scx, sum_of};
+use super::service::{ServiceProcess, in_force, said, scx, sum_of};
 use crate::harness::leftovers::bpf_counts as objects;
 use crate::harness::load::Load;
 use crate::harness::machine::mount_bpffs;
@@ -22,7 +22,7 @@ const STEP: Duration = Duration::from_millis(21);
 
 pub fn run() -> Result<Value> {
     mount_bpffs()?;
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     let hotplug = hotplug()?;
     let kills = kills(&service)?;
     said(&scx(&["stop"])?);
@@ -46,7 +46,7 @@ fn hotplug() -> Result<Value> {
 }
 
 /// VMMs whose guests ask, killed at moments of start-up and run.
-fn kills(service: &Service) -> Result<Value> {
+fn kills(service: &ServiceProcess) -> Result<Value> {
     let before = objects();
     let mut most = 0;
     for n in 0..KILLS {

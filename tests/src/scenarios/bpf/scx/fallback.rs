@@ -9,18 +9,18 @@ use anyhow::{Context, Result, ensure};
 use libbpf_rs::{ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
 
-use super::super::ext_server::Scheduler;
+use super::super::ext_server::ExtScheduler;
 use super::deaths::stuck;
-use super::service::{Service, disabled, left, said, scx, sysrq};
+use super::service::{ServiceProcess, disabled, left, said, scx, sysrq};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm, events};
 
 /// How the scheduler goes, and what is there in its place.
-type End = fn(Service) -> Result<Option<Scheduler>>;
+type SchedulerEnd = fn(ServiceProcess) -> Result<Option<ExtScheduler>>;
 
-const ENDS: [(&str, End); 5] = [
+const ENDS: [(&str, SchedulerEnd); 5] = [
     ("SysRq-S", |service| {
         sysrq()?;
         service.ended().map(|_| None)
@@ -37,7 +37,7 @@ const ENDS: [(&str, End); 5] = [
     ("another scheduler", |service| {
         sysrq()?;
         service.ended()?;
-        Scheduler::start("takes_all").map(Some)
+        ExtScheduler::start("takes_all").map(Some)
     }),
 ];
 
@@ -66,11 +66,11 @@ fn without_service() -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
-fn one(plan: &Plan, end: End) -> Result<Value> {
+fn one(plan: &Plan, end: SchedulerEnd) -> Result<Value> {
     let policies = Policy::all()?;
     let (vcpu, policy) = last_of(&policies)?;
     let pcpus = first_cpus(&policies);
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     let setup = Setup::mirroring(&pcpus).with(&["--actuator", "scx"]);
     let mut vm = Vm::boot(&setup)?;
     plan.load_driver(&mut vm)?;

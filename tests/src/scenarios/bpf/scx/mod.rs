@@ -8,7 +8,7 @@ mod requests;
 mod service;
 mod threads;
 
-pub(super) use service::{Service, scx};
+pub(super) use service::{ServiceProcess, scx};
 
 use anyhow::Result;
 use serde_json::Value;

@@ -9,8 +9,10 @@ use anyhow::{Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use vcpufreq_host_bpf::verify;
 
-use super::super::ext_server::Scheduler;
-use super::service::{PROGRAM, Service, disabled, in_force, left, refused, said, scx, sysrq};
+use super::super::ext_server::ExtScheduler;
+use super::service::{
+    PROGRAM, ServiceProcess, disabled, in_force, left, refused, said, scx, sysrq,
+};
 use crate::harness::load;
 use crate::harness::machine::mount_bpffs;
 use crate::harness::sys::set_deadline;
@@ -24,13 +26,13 @@ pub fn run() -> Result<Value> {
     let mut refusals = vec![("without bpffs", refused()?, "mount -t bpf")];
     mount_bpffs()?;
     let ends = [by_stop()?, by_kill()?, by_sysrq()?];
-    let takes_all = Scheduler::start("takes_all")?;
+    let takes_all = ExtScheduler::start("takes_all")?;
     refusals.push(("beside another", refused()?, "takes_all"));
     takes_all.end()?;
     refusals.push(("hooks", locked()?, "tp_btf/sched_switch"));
     refusals.push(("deadline", beside_deadline()?, "SCHED_DEADLINE"));
     let mixed = super::threads::mixed()?;
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     refusals.push(("twice", refused()?, "runs already"));
     let nobody = said(&scx(&["status"])?);
     let expected = format!("running, process {}, 0 vCPUs\n", service.pid());
@@ -66,7 +68,7 @@ pub fn none() -> Result<Value> {
 }
 
 fn by_stop() -> Result<Value> {
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     let before = in_force();
     let stopped = said(&scx(&["stop"])?);
     let ms = disabled()?;
@@ -79,7 +81,7 @@ fn by_stop() -> Result<Value> {
 /// Pins and lock stay until `cleanup`, which leaves a service that runs its own, and are in
 /// nothing's way.
 fn by_kill() -> Result<Value> {
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     let before = in_force();
     let alive = cleaned()?;
     service.kill()?;
@@ -88,9 +90,9 @@ fn by_kill() -> Result<Value> {
     // It has left both.
     let removed = cleaned()?;
     let clean = left()?;
-    drop(Service::start()?);
+    drop(ServiceProcess::start()?);
     let again = disabled().is_ok();
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     said(&scx(&["stop"])?);
     drop(service);
     let left = left()?;
@@ -119,7 +121,7 @@ fn cleaned() -> Result<Vec<String>> {
 }
 
 fn by_sysrq() -> Result<Value> {
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     let before = in_force();
     sysrq()?;
     let ms = disabled()?;

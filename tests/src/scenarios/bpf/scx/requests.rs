@@ -12,12 +12,12 @@ use vcpufreq_bench::tracefs::{Instance, TraceLine, events};
 use vcpufreq_host_bpf::ActuateBy;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::super::group::Group;
+use super::super::group::ClampGroup;
 use super::super::requests::exits;
 use super::super::sum::utilization;
 use super::super::tiny_vm::Deed;
-use super::super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, Vcpu, own_clamps, stores};
-use super::service::{Service, said, scx};
+use super::super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, TinyVcpu, own_clamps, stores};
+use super::service::{ServiceProcess, said, scx};
 use super::threads;
 use crate::harness::load::{self, Load};
 use crate::harness::machine::mount_bpffs;
@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 pub fn run() -> Result<Value> {
     mount_bpffs()?;
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     // For each change to be seen when it is made.
@@ -68,8 +68,8 @@ fn parts(policy: &Policy) -> Result<(bool, Value)> {
 
 /// A request for another target against one by an exit with its clamp, in the same VM.
 fn cost(alone: &Value) -> Result<Value> {
-    let mut vcpu = Vcpu::new(ActuateBy::Nothing)?;
-    let group = Group::with_current("scx")?;
+    let mut vcpu = TinyVcpu::new(ActuateBy::Nothing)?;
+    let group = ClampGroup::with_current("scx")?;
     let by_exit = exits(&mut vcpu, &group)?;
     let by_scx = alone["new_virtual_ns"].as_u64().context("no time")?;
     let held = by_scx * 100 <= by_exit * AT_MOST_PERCENT;
@@ -286,8 +286,8 @@ fn ask_often(policy: &Policy, khz: u32, ready: &AtomicBool) -> Result<()> {
 }
 
 /// A vCPU of which the kernel has forgotten how busy it was when it was made.
-fn settled(policy: &Policy) -> Result<(Vcpu, EventFd)> {
-    let mut vcpu = Vcpu::new(ActuateBy::Scx)?;
+fn settled(policy: &Policy) -> Result<(TinyVcpu, EventFd)> {
+    let mut vcpu = TinyVcpu::new(ActuateBy::Scx)?;
     let event = vcpu.vm.swallow(SET_PERF)?;
     for _ in 0..SETTLING {
         std::thread::sleep(Duration::from_millis(20));
@@ -307,7 +307,7 @@ fn beside_vm(policy: &Policy) -> Result<Value> {
     let done = AtomicBool::new(false);
     let (seen, sum) = std::thread::scope(|scope| {
         let other = scope.spawn(|| {
-            let mut vcpu = Vcpu::new(ActuateBy::Scx)?;
+            let mut vcpu = TinyVcpu::new(ActuateBy::Scx)?;
             let _event = vcpu.vm.swallow(SET_PERF)?;
             while !done.load(SeqCst) {
                 std::thread::sleep(Duration::from_millis(30));
@@ -317,7 +317,7 @@ fn beside_vm(policy: &Policy) -> Result<Value> {
         });
         std::thread::sleep(Duration::from_millis(200));
         let seen = on_thread(|| {
-            let mut vcpu = Vcpu::new(ActuateBy::Scx)?;
+            let mut vcpu = TinyVcpu::new(ActuateBy::Scx)?;
             let _event = vcpu.vm.swallow(SET_PERF)?;
             let (watch, before) = watch(policy)?;
             for _ in 0..20 {

@@ -45,9 +45,9 @@ pub fn refused() -> Result<String> {
 }
 
 /// The service, running.
-pub struct Service(Child);
+pub struct ServiceProcess(Child);
 
-impl Service {
+impl ServiceProcess {
     /// Starts it and waits until it reports that it runs.
     pub fn start() -> Result<Self> {
         let mut command = Command::new(PROGRAM);
@@ -88,7 +88,7 @@ impl Service {
 }
 
 /// Of a scenario that fails, too.
-impl Drop for Service {
+impl Drop for ServiceProcess {
     fn drop(&mut self) {
         // Fails for one that has ended.
         let _ = self.0.kill();

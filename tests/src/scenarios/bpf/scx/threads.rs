@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use vcpufreq_device::{Khz, VcpuId};
 use vcpufreq_host_bpf::{ActuateBy, ScxError};
 
-use super::super::vcpu::{ONE, SET_PERF, Vcpu, stores};
-use super::service::{Service, said, scx, sum_of};
+use super::super::vcpu::{ONE, SET_PERF, TinyVcpu, stores};
+use super::service::{ServiceProcess, said, scx, sum_of};
 use crate::harness::load;
 
 /// A thread that comes into a domain that has asked already.
 pub fn joins() -> Result<Value> {
-    let mut vcpu = Vcpu::new(ActuateBy::Scx)?;
+    let mut vcpu = TinyVcpu::new(ActuateBy::Scx)?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
     let max = vcpu.policy.max();
     vcpu.vm.run(stores(1, max, 0), |_, _| ())?;
@@ -38,8 +38,8 @@ pub fn joins() -> Result<Value> {
 
 /// A thread that was one VM's and is another one's by now, as of a number that is used again.
 pub fn keeps() -> Result<Value> {
-    let first = Vcpu::new(ActuateBy::Scx)?;
-    let mut second = Vcpu::new(ActuateBy::Scx)?;
+    let first = TinyVcpu::new(ActuateBy::Scx)?;
+    let mut second = TinyVcpu::new(ActuateBy::Scx)?;
     let _event = second.vm.swallow(SET_PERF)?;
     let (min, max) = (second.policy.min(), second.policy.max());
     second.vm.run(stores(1, min, 0), |_, _| ())?;
@@ -54,17 +54,17 @@ pub fn keeps() -> Result<Value> {
 /// A VM that has found the pins of a service, and of the one after it.
 pub fn mixed() -> Result<Value> {
     const PIN: &str = "/sys/fs/bpf/vcpufreq-scx/scx_cpus";
-    let service = Service::start()?;
-    let vcpu = Vcpu::new(ActuateBy::Scx)?;
+    let service = ServiceProcess::start()?;
+    let vcpu = TinyVcpu::new(ActuateBy::Scx)?;
     let same = vcpu.host.scx().is_ok();
     drop(vcpu);
     let mut old = MapHandle::from_pinned_path(PIN)?;
     service.kill()?;
     super::service::disabled()?;
-    let service = Service::start()?;
+    let service = ServiceProcess::start()?;
     std::fs::remove_file(PIN)?;
     old.pin(PIN)?;
-    let vcpu = Vcpu::new(ActuateBy::Scx)?;
+    let vcpu = TinyVcpu::new(ActuateBy::Scx)?;
     let refused = matches!(vcpu.host.scx(), Err(ScxError::Restarted));
     drop((vcpu, old));
     said(&scx(&["stop"])?);
