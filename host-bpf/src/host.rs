@@ -413,7 +413,7 @@ fn sizes(config: &VmConfig) -> Result<Sizes, BpfError> {
     })
 }
 
-fn mapped<T: crate::mapped::Entry>(
+fn mapped<T: crate::mapped::MapEntry>(
     loaded: &Loaded,
     name: &'static str,
     entries: u32,

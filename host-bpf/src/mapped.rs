@@ -18,24 +18,24 @@ use crate::layout::{
 ///
 /// # Safety
 /// Every bit pattern is a value, and whatever the programs write is atomic.
-pub(crate) unsafe trait Entry {}
+pub(crate) unsafe trait MapEntry {}
 
 // SAFETY: atomic integers.
-unsafe impl Entry for CpuEntry {}
+unsafe impl MapEntry for CpuEntry {}
 // SAFETY: atomic integers, and padding that is never written.
-unsafe impl Entry for DispatchCpuEntry {}
+unsafe impl MapEntry for DispatchCpuEntry {}
 // SAFETY: atomic integers.
-unsafe impl Entry for SlotsEntry {}
+unsafe impl MapEntry for SlotsEntry {}
 // SAFETY: atomic integers.
-unsafe impl Entry for VcpuEntry {}
+unsafe impl MapEntry for VcpuEntry {}
 // SAFETY: atomic integers, and padding that is never written.
-unsafe impl Entry for DomainEntry {}
+unsafe impl MapEntry for DomainEntry {}
 // SAFETY: atomic integers.
-unsafe impl Entry for VmEntry {}
+unsafe impl MapEntry for VmEntry {}
 // SAFETY: atomic integers.
-unsafe impl Entry for PageEntry {}
+unsafe impl MapEntry for PageEntry {}
 // SAFETY: atomic integers.
-unsafe impl Entry for ControlEntry {}
+unsafe impl MapEntry for ControlEntry {}
 
 /// An array map with the flag BPF_F_MMAPABLE.
 #[derive(Debug)]
@@ -45,12 +45,12 @@ pub(crate) struct Mapped<T> {
     of: PhantomData<T>,
 }
 
-// SAFETY: entries are shared with the kernel all the time, as `Entry` promises.
-unsafe impl<T: Entry> Send for Mapped<T> {}
+// SAFETY: entries are shared with the kernel all the time, as `MapEntry` promises.
+unsafe impl<T: MapEntry> Send for Mapped<T> {}
 // SAFETY: the same.
-unsafe impl<T: Entry> Sync for Mapped<T> {}
+unsafe impl<T: MapEntry> Sync for Mapped<T> {}
 
-impl<T: Entry> Mapped<T> {
+impl<T: MapEntry> Mapped<T> {
     /// Maps an array map of that many entries, each of the size of `T` and a multiple of 8.
     pub(crate) fn new(map: BorrowedFd<'_>, entries: usize) -> io::Result<Self> {
         const { assert!(size_of::<T>().is_multiple_of(8)) };
@@ -80,7 +80,7 @@ impl<T: Entry> Mapped<T> {
 
     /// Its entries.
     pub(crate) fn all(&self) -> &[T] {
-        // SAFETY: mapped as long as this lives, page-aligned, `entries` long; `Entry` allows it.
+        // SAFETY: mapped as long as this lives, page-aligned, `entries` long; `MapEntry` allows it.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.entries) }
     }
 

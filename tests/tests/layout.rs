@@ -8,6 +8,7 @@
 //!   switches on no `kvm`
 //! - no trait that others wrap has a method with a default
 //! - each threat of the device's README and of SECURITY.md names a test that exists
+//! - no two types have one name
 //! - unsafe code is where an attribute gives the reason; a crate without such forbids it
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -190,6 +191,36 @@ fn traits_that_others_wrap_have_no_default_methods() {
             }
         }
     }
+}
+
+#[test]
+fn a_name_is_one_types() {
+    let mut places: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for package in packages() {
+        let manifest = package["manifest_path"].as_str().expect("a path");
+        for file in sources(&Path::new(manifest).with_file_name("src")) {
+            let text = fs::read_to_string(&file).expect("a source");
+            for item in syn::parse_file(&text).expect("Rust").items {
+                let declared = type_name(&item).into_iter();
+                declared.for_each(|name| places.entry(name).or_default().push(file.clone()));
+            }
+        }
+    }
+    assert!(places.len() >= 500, "{}", places.len());
+    places.retain(|_, files| files.len() > 1);
+    assert!(places.is_empty(), "{places:#?}");
+}
+
+/// The name of the type or trait that an item declares.
+fn type_name(item: &syn::Item) -> Option<String> {
+    let name = match item {
+        syn::Item::Struct(item) => &item.ident,
+        syn::Item::Enum(item) => &item.ident,
+        syn::Item::Trait(item) => &item.ident,
+        syn::Item::Type(item) => &item.ident,
+        _ => return None,
+    };
+    Some(name.to_string())
 }
 
 #[test]

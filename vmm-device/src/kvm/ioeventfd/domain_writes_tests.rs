@@ -19,12 +19,12 @@ const VCPU: VcpuId = VcpuId(0);
 const ENTRIES: u32 = 4;
 
 /// A domain with one vCPU and a table of 1 to 4 kHz.
-struct Bench {
+struct TestDomain {
     writes: DomainWrites,
     events: Vec<Arc<EventFd>>,
 }
 
-impl Bench {
+impl TestDomain {
     fn new() -> Self {
         let events: Vec<_> = (0..ENTRIES)
             .map(|_| Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()))
@@ -79,7 +79,7 @@ fn the_last_of_several_values_is_taken() {
         (&[1, 3, 3, 3], 3),
     ];
     for (values, khz) in rows {
-        let mut bench = Bench::written(values);
+        let mut bench = TestDomain::written(values);
         assert_eq!(bench.writes.take(), latest(khz, true), "{values:?}");
         assert_eq!(bench.writes.take(), None);
     }
@@ -89,7 +89,7 @@ fn the_last_of_several_values_is_taken() {
 fn a_value_that_comes_back_is_not_taken_for_an_older_one() {
     // The ready list reads 3, 1 in both.
     for values in [[3, 1, 3], [3, 3, 1]] {
-        let mut bench = Bench::written(&values);
+        let mut bench = TestDomain::written(&values);
         assert_eq!(bench.writes.take(), latest(3, false), "{values:?}");
         // And is certain again from then on.
         bench.write(3);
@@ -115,19 +115,19 @@ impl WriteOrder for Knows {
 #[test]
 fn who_knows_the_order_is_asked() {
     for values in [[3, 1, 3], [3, 3, 1], [1, 3, 1]] {
-        let mut bench = Bench::written(&values);
+        let mut bench = TestDomain::written(&values);
         bench.writes.write_order = Arc::new(Knows(values[2]));
         assert_eq!(bench.writes.take(), latest(values[2], true), "{values:?}");
     }
     // A value that no eventfd stands for came by an exit, which is in force.
-    let mut bench = Bench::written(&[3, 3, 1]);
+    let mut bench = TestDomain::written(&[3, 3, 1]);
     bench.writes.write_order = Arc::new(Knows(77));
     assert_eq!(bench.writes.take(), latest(3, false));
 }
 
 #[test]
 fn a_write_whose_signal_is_still_to_come_counts_once() {
-    let mut bench = Bench::written(&[3, 3, 1]);
+    let mut bench = TestDomain::written(&[3, 3, 1]);
     bench.writes.write_order = Arc::new(Knows(2));
     let device = fake_device(1, NullActuator);
     while !bench.writes.drain(&device) {}
@@ -141,7 +141,7 @@ fn a_write_whose_signal_is_still_to_come_counts_once() {
 
 #[test]
 fn what_comes_between_two_looks_is_in_order() {
-    let mut bench = Bench::written(&[1, 2]);
+    let mut bench = TestDomain::written(&[1, 2]);
     assert_eq!(bench.writes.take(), latest(2, true));
     bench.write(1);
     assert_eq!(bench.writes.take(), latest(1, true));
@@ -152,7 +152,7 @@ fn what_comes_between_two_looks_is_in_order() {
 
 #[test]
 fn what_came_before_is_counted() {
-    let mut bench = Bench::written(&[1, 2, 2, 4]);
+    let mut bench = TestDomain::written(&[1, 2, 2, 4]);
     let device = fake_device(1, NullActuator);
     assert!(bench.writes.drain(&device));
     assert_eq!((requests(&device), counted(&device)), (vec![4], (3, 4)));
@@ -175,9 +175,9 @@ impl Actuator for Panics {
 
 #[test]
 fn what_a_thread_had_in_hand_is_carried_out_by_the_next_one() {
-    let mut bench = Bench::written(&[1, 3]);
+    let mut bench = TestDomain::written(&[1, 3]);
     let panics = fake_device(1, Panics);
-    let dies = |bench: &mut Bench| {
+    let dies = |bench: &mut TestDomain| {
         let drain = AssertUnwindSafe(|| bench.writes.drain(&panics));
         assert!(catch_unwind(drain).is_err());
     };
@@ -199,7 +199,7 @@ fn what_a_thread_had_in_hand_is_carried_out_by_the_next_one() {
 #[test]
 fn the_last_value_is_found_while_the_guest_writes() {
     for round in 0..200_u32 {
-        let mut bench = Bench::new();
+        let mut bench = TestDomain::new();
         let device = fake_device(1, NullActuator);
         let guest = bench.events.clone();
         let values: Vec<u32> = (0..50)
@@ -233,7 +233,7 @@ proptest! {
     fn never_an_older_value_unless_higher(
         batches in prop::collection::vec(prop::collection::vec(1..=ENTRIES, 1..8), 1..8)
     ) {
-        let mut bench = Bench::new();
+        let mut bench = TestDomain::new();
         for batch in batches {
             batch.iter().for_each(|khz| bench.write(*khz));
             let taken = bench.writes.take().unwrap();

@@ -34,14 +34,14 @@ impl MmioDevice for Says {
 }
 
 /// Two vCPUs in a domain each, the first one with a table.
-struct Bench {
+struct TestRegion {
     region: Arc<dyn MmioDevice>,
     pending: Arc<PendingWrites>,
     bell: Arc<EventFd>,
     said: Receiver<Said>,
 }
 
-fn bench() -> Bench {
+fn bench() -> TestRegion {
     let bell = Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     let of_entry = EntryBell {
         vcpu: VcpuId(0),
@@ -55,7 +55,7 @@ fn bench() -> Bench {
     let device = fake_device(2, NullActuator);
     let says = Arc::new(Says(device.clone(), says));
     let region = IoeventfdRegion::new(says, device, pending.clone());
-    Bench {
+    TestRegion {
         region: Arc::new(region),
         pending,
         bell,
