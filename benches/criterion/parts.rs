@@ -8,9 +8,9 @@ use std::sync::Arc;
 use criterion::{Criterion, criterion_group, criterion_main};
 use vcpufreq_device::fakes::{FixedSource, NullActuator};
 use vcpufreq_device::{
-    ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId, Headroom, Khz, MmioRegion,
-    NoEvents, PcpuPerf, PerfTable, REG_CUR_PERF, REG_SET_PERF, ReadReg, Util, VcpuId, VcpuSpec,
-    WriteReg, clamp, performance,
+    ClampMode, Device, DeviceConfig, DomainId, Headroom, Khz, MmioRegion, NoEvents, PcpuPerf,
+    PerfTable, REG_CUR_PERF, REG_SET_PERF, ReadReg, Util, VcpuId, VcpuSpec, WriteReg, clamp,
+    performance,
 };
 use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable};
 
@@ -54,13 +54,7 @@ fn policy(criterion: &mut Criterion) {
 }
 
 fn device(criterion: &mut Criterion) {
-    let config = DeviceConfig {
-        vcpus: vec![spec()],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
+    let config = DeviceConfig::new(vec![spec()]);
     let device = Device::new(config, NullActuator, FixedSource::new(PCPU), NoEvents);
     let region = MmioRegion::new(Arc::new(device.expect("a configuration that is right")));
     criterion.bench_function("device read", |bencher| {

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::{
-    ActuateError, Actuator, Clamp, ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId,
-    Headroom, Khz, NoEvents, PcpuPerf, PerfTable, Util, VcpuSpec,
+    ActuateError, Actuator, Clamp, Device, DeviceConfig, DomainId, Khz, NoEvents, PcpuPerf,
+    PerfTable, Util, VcpuSpec,
 };
 
 /// Of each vCPU: its domain, its capacity, and its table in kHz.
@@ -65,13 +65,7 @@ pub fn device() -> FuzzedDevice {
         capacity: Util::new(capacity).expect("within 1024"),
         domain: DomainId(domain),
     });
-    let config = DeviceConfig {
-        vcpus: vcpus.into(),
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
+    let config = DeviceConfig::new(vcpus.into());
     let source = FixedSource::new(PcpuPerf {
         pcpu: 0,
         khz: Khz(1_400_000),

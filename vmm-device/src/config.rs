@@ -124,6 +124,18 @@ impl Headroom {
 }
 
 impl DeviceConfig {
+    /// A device that sets lower clamps and has no limit: for a host that adds nothing to a clamp.
+    #[must_use]
+    pub fn new(vcpus: Vec<VcpuSpec>) -> Self {
+        Self {
+            vcpus,
+            mode: ClampMode::Floor,
+            headroom: Headroom::None,
+            visibility: CurPerfVisibility::Exact,
+            rate_limit: None,
+        }
+    }
+
     /// Checks every rule.
     ///
     /// # Errors

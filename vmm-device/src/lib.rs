@@ -24,11 +24,8 @@
 //!     domain: DomainId(0),
 //! };
 //! let config = DeviceConfig {
-//!     vcpus: vec![vcpu],
-//!     mode: ClampMode::Floor,
 //!     headroom: Headroom::for_kernel(7, 2),
-//!     visibility: CurPerfVisibility::default(),
-//!     rate_limit: None,
+//!     ..DeviceConfig::new(vec![vcpu])
 //! };
 //! let actuator = Arc::new(fakes::RecordingActuator::default());
 //! let source = fakes::FixedSource::default();

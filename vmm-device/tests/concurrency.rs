@@ -18,11 +18,8 @@ fn device<A: Actuator>(vcpus: usize, actuator: A) -> Device<A, FixedSource, NoEv
         domain: DomainId(0),
     };
     let config = DeviceConfig {
-        vcpus: vec![spec; vcpus],
         mode: ClampMode::Exact,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
+        ..DeviceConfig::new(vec![spec; vcpus])
     };
     Device::new(config, actuator, FixedSource::default(), NoEvents).expect("a sound device")
 }

@@ -96,13 +96,7 @@ fn each_offset_in_each_width_is_a_register_or_illegal() {
         (REG_PERF_DOMAIN, 0),
         (REG_FEATURES, 0),
     ]);
-    let config = DeviceConfig {
-        vcpus: vec![spec(1024, 5)],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
+    let config = DeviceConfig::new(vec![spec(1024, 5)]);
     let device = Device::new(config, NullActuator, FixedSource::default(), NoEvents);
     let region = MmioRegion::new(Arc::new(device.expect("a sound configuration")));
     let illegal = || {
@@ -192,14 +186,11 @@ fn each_sequence_at_a_bucket_has_its_tokens() {
 /// Of a vCPU whose requests differ in their clamps, at 1,000 a second.
 fn limited(burst: u32, clock: Now) -> Device<NullActuator, FixedSource, NoEvents> {
     let config = DeviceConfig {
-        vcpus: vec![spec(1024, 1024)],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
         rate_limit: Some(RateLimit {
             per_second: NonZeroU32::new(1000).expect("not 0"),
             burst: NonZeroU32::new(burst).expect("not 0"),
         }),
+        ..DeviceConfig::new(vec![spec(1024, 1024)])
     };
     let device = Device::new(config, NullActuator, FixedSource::default(), NoEvents);
     device.expect("a sound configuration").with_clock(clock)

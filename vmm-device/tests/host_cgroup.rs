@@ -567,13 +567,7 @@ fn a_host_that_refuses_is_counted_and_asked_again() {
         capacity: Util::MAX,
         domain: DomainId(0),
     };
-    let config = DeviceConfig {
-        vcpus: vec![spec],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
+    let config = DeviceConfig::new(vec![spec]);
     let device = Device::new(config, actuator, FixedSource::default(), NoEvents).unwrap();
     for _ in 0..3 {
         device.write(VcpuId(0), WriteReg::SetPerf, 500);

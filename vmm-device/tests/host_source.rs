@@ -95,13 +95,7 @@ fn a_guest_reads_its_pcpus_frequency_wherever_the_vcpu_is() {
         capacity: Util::MAX,
         domain: DomainId(0),
     };
-    let config = DeviceConfig {
-        vcpus: vec![spec],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
+    let config = DeviceConfig::new(vec![spec]);
     let device = Device::new(config, NullActuator, host.source(), NoEvents).unwrap();
     let cur_perf = || device.read(VcpuId(0), ReadReg::CurPerf);
     assert_eq!(

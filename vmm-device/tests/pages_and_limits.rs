@@ -54,11 +54,9 @@ fn config(visibility: CurPerfVisibility, rate_limit: Option<RateLimit>) -> Devic
         domain: DomainId(domain),
     };
     DeviceConfig {
-        vcpus: vec![spec(0), spec(0), spec(5)],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
         visibility,
         rate_limit,
+        ..DeviceConfig::new(vec![spec(0), spec(0), spec(5)])
     }
 }
 

@@ -17,7 +17,7 @@ use vcpufreq_device::host::Tid;
 use vcpufreq_device::host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
 use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, hand_over};
 use vcpufreq_device::kvm::{
-    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, Offered, Totals, Unconfined,
+    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, Offered, Totals,
 };
 use vcpufreq_device::*;
 use vm_memory::{FileOffset, MmapRegion};
@@ -66,11 +66,8 @@ impl Scene {
             domain: DomainId(domain),
         };
         let config = DeviceConfig {
-            vcpus: vec![spec(1_800_000, 329, 0), spec(2_800_000, 1024, 1)],
-            mode: ClampMode::Floor,
-            headroom: Headroom::None,
-            visibility: CurPerfVisibility::Exact,
             rate_limit,
+            ..DeviceConfig::new(vec![spec(1_800_000, 329, 0), spec(2_800_000, 1024, 1)])
         };
         let memory = Arc::new(SharedMemory::new(2).unwrap());
         for (vcpu, spec) in (0..).map(VcpuId).zip(&config.vcpus) {
@@ -88,14 +85,7 @@ impl Scene {
             backend: Box::new(backend),
             required: Some("no server".to_owned()),
         };
-        let config = BridgeConfig {
-            base: 0,
-            pins: vec![vec![], vec![]],
-            rt_pcpus: vec![],
-            kick: None,
-            ioeventfd: None,
-            confinement: Arc::new(Unconfined),
-        };
+        let config = BridgeConfig::new(0, 2);
         let diagnostics: Arc<dyn Diagnostics> = Arc::new(Silent);
         let bridge = Bridge::start(device, &config, &[offered], &diagnostics).unwrap();
         let (server, vmm) = UnixStream::pair().unwrap();

@@ -14,12 +14,9 @@ use vcpufreq_device::host::{
 };
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, IoeventfdPlan, Offered,
-    Totals, Unconfined, accesses_are_of,
+    Totals, accesses_are_of,
 };
-use vcpufreq_device::{
-    ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util,
-    VcpuId, VcpuSpec,
-};
+use vcpufreq_device::{Device, DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 /// Guest address of the first register.
@@ -43,17 +40,11 @@ extern "C" fn kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void
 /// A bridge for one vCPU with a table of two frequencies, by the first of `backends`, of
 /// `ioeventfd` and of exits that the host has.
 pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow::Result<Bridge> {
-    let config = DeviceConfig {
-        vcpus: vec![VcpuSpec {
-            table: PerfTable::try_from(vec![Khz(600_000), Khz(1_800_000)])?,
-            capacity: Util::MAX,
-            domain: DomainId(0),
-        }],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
+    let config = DeviceConfig::new(vec![VcpuSpec {
+        table: PerfTable::try_from(vec![Khz(600_000), Khz(1_800_000)])?,
+        capacity: Util::MAX,
+        domain: DomainId(0),
+    }]);
     let kind = match uclamp_available() {
         Ok(()) => ActuatorKind::Thread,
         Err(_) => ActuatorKind::Nothing,
@@ -64,12 +55,9 @@ pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow:
     let device = Device::new(config, actuator, source, stats)?;
     register_signal_handler(SIGRTMIN(), kick)?;
     let config = BridgeConfig {
-        base: BASE,
-        pins: vec![vec![]],
-        rt_pcpus: vec![],
         kick: Some(SIGRTMIN()),
         ioeventfd: ioeventfd.then_some(IoeventfdPlan { clean: false }),
-        confinement: Arc::new(Unconfined),
+        ..BridgeConfig::new(BASE, 1)
     };
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);
     Ok(Bridge::start(device, &config, backends, &diagnostics)?)

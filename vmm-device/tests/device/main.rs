@@ -34,15 +34,12 @@ fn spec(capacity: u16, table: &[u32], domain: u32) -> VcpuSpec {
 /// vCPUs 0 and 1 little and in domain 7, vCPU 2 big and alone in domain 3.
 fn config(mode: ClampMode) -> DeviceConfig {
     DeviceConfig {
-        vcpus: vec![
+        mode,
+        ..DeviceConfig::new(vec![
             spec(329, &LITTLE, 7),
             spec(329, &LITTLE, 7),
             spec(1024, &BIG, 3),
-        ],
-        mode,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
+        ])
     }
 }
 

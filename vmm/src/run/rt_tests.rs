@@ -8,8 +8,8 @@ use std::sync::{
 };
 
 use vcpufreq_device::{
-    ClampMode, CurPerfVisibility, Device, DeviceConfig, FEATURE_ANY_CPU, Headroom, Khz, MmioRegion,
-    NoEvents, PerfTable, REG_FEATURES, REGION_STRIDE, RegisterPages, VcpuSpec,
+    Device, DeviceConfig, FEATURE_ANY_CPU, Khz, MmioRegion, NoEvents, PerfTable, REG_FEATURES,
+    REGION_STRIDE, RegisterPages, VcpuSpec,
     fakes::{DirTree, FixedSource},
     host::{ActuatorKind, CgroupTree as _, Placement},
     region_size,
@@ -186,13 +186,7 @@ fn features(actuator: HostActuator) -> [u32; 2] {
         capacity: Util::MAX,
         domain: DomainId(domain),
     };
-    let config = DeviceConfig {
-        vcpus: vec![spec(0), spec(1)],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
+    let config = DeviceConfig::new(vec![spec(0), spec(1)]);
     let device = Device::new(config, actuator, FixedSource::default(), NoEvents).unwrap();
     let device = Arc::new(device);
     let words = usize::try_from(region_size(2)).unwrap() / 4;

@@ -123,12 +123,9 @@ impl BridgePlan<'_> {
             None => Arc::new(Unconfined),
         };
         let config = BridgeConfig {
-            base: 0,
             pins: served.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
-            rt_pcpus: Vec::new(),
-            kick: None,
-            ioeventfd: None,
             confinement,
+            ..BridgeConfig::new(0, served.vcpus.len())
         };
         let offered = Offered {
             backend: Box::new(backend),

@@ -17,8 +17,8 @@ use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
 use vcpufreq_device::host::Tid;
 use vcpufreq_device::kvm::KvmOffload;
 use vcpufreq_device::{
-    ClampMode, Clock, CurPerfVisibility, Device, DeviceConfig, DomainId, Headroom, Khz, MmioRegion,
-    PcpuPerf, PerfTable, RateLimit, Util, VcpuId, VcpuSpec, region_size,
+    Clock, Device, DeviceConfig, DomainId, Headroom, Khz, MmioRegion, PcpuPerf, PerfTable,
+    RateLimit, Util, VcpuId, VcpuSpec, region_size,
 };
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
@@ -281,11 +281,9 @@ pub fn limited_bench(vcpus: u32, rate_limit: Option<RateLimit>) -> Bench {
         domain: DomainId(domain),
     };
     let config = DeviceConfig {
-        vcpus: (0..vcpus).map(spec).collect(),
-        mode: ClampMode::Floor,
         headroom: Headroom::for_kernel(7, 2),
-        visibility: CurPerfVisibility::Exact,
         rate_limit,
+        ..DeviceConfig::new((0..vcpus).map(spec).collect())
     };
     let (actuator, events) = (Arc::default(), Arc::default());
     let source = FixedSource::new(PcpuPerf {

@@ -17,11 +17,9 @@ use vcpufreq_device::fakes::FakeHost;
 use vcpufreq_device::host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
 use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_device::kvm::{
-    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, Offered, Unconfined,
+    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, Offered,
 };
-use vcpufreq_device::{
-    ClampMode, CurPerfVisibility, Device, DeviceConfig, Headroom, Khz, PerfTable, VcpuSpec,
-};
+use vcpufreq_device::{Device, DeviceConfig, Khz, PerfTable, VcpuSpec};
 
 use super::in_kernel::Counted;
 use super::*;
@@ -58,17 +56,11 @@ fn path() -> Path {
         let file = format!("sys/devices/system/cpu/cpu0/cpufreq/{file}");
         host.write(&file, "1800000");
     }
-    let config = DeviceConfig {
-        vcpus: vec![VcpuSpec {
-            table: PerfTable::try_from(TABLE_KHZ.map(Khz).to_vec()).unwrap(),
-            capacity: Util::new(512).unwrap(),
-            domain: DomainId(0),
-        }],
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
+    let config = DeviceConfig::new(vec![VcpuSpec {
+        table: PerfTable::try_from(TABLE_KHZ.map(Khz).to_vec()).unwrap(),
+        capacity: Util::new(512).unwrap(),
+        domain: DomainId(0),
+    }]);
     let domains = config.domains();
     let nothing = HostActuator::build(&ActuatorKind::Nothing, &KernelTree, &domains).unwrap();
     let source = Arc::new(SysfsSource::new(&host.root(), 1).unwrap());
@@ -78,14 +70,7 @@ fn path() -> Path {
         backend: Box::new(ShmBackend::of_own_guest(memory.clone()).unwrap()),
         required: Some("no worker".to_owned()),
     };
-    let config = BridgeConfig {
-        base: CPUFREQ_BASE,
-        pins: vec![vec![]],
-        rt_pcpus: vec![],
-        kick: None,
-        ioeventfd: None,
-        confinement: Arc::new(Unconfined),
-    };
+    let config = BridgeConfig::new(CPUFREQ_BASE, 1);
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Strict);
     let bridge = Bridge::start(device.unwrap(), &config, &[offered], &diagnostics).unwrap();
     let region = ShmRegion::new(memory, bridge.mmio());

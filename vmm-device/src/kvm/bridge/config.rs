@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::ioeventfd::IoeventfdPlan;
 use crate::kvm::confinement::Confinement;
+use crate::kvm::ioeventfd::Unconfined;
 
 /// What a bridge is to know of its guest.
 #[derive(Clone, Debug)]
@@ -23,4 +24,20 @@ pub struct BridgeConfig {
     pub ioeventfd: Option<IoeventfdPlan>,
     /// How its threads are confined.
     pub confinement: Arc<dyn Confinement>,
+}
+
+impl BridgeConfig {
+    /// For vCPUs of another process, or of one that makes exits alone: each may run on all pCPUs, and
+    /// no thread is confined.
+    #[must_use]
+    pub fn new(base: u64, vcpus: usize) -> Self {
+        Self {
+            base,
+            pins: vec![vec![]; vcpus],
+            rt_pcpus: vec![],
+            kick: None,
+            ioeventfd: None,
+            confinement: Arc::new(Unconfined),
+        }
+    }
 }

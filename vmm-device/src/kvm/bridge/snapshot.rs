@@ -151,10 +151,7 @@ mod tests {
     //! A snapshot has a guest's requests and their outcomes. (That the path follows what KVM takes:
     //! `tests/kvm_x86_64`.)
 
-    use crate::{
-        ClampMode, CurPerfVisibility, DeviceConfig, Headroom, MmioRegion, PerfTable, REG_SET_PERF,
-        Util, WriteReg, fakes,
-    };
+    use crate::{DeviceConfig, MmioRegion, PerfTable, REG_SET_PERF, Util, WriteReg, fakes};
 
     use super::*;
 
@@ -166,13 +163,7 @@ mod tests {
             capacity: Util::MAX,
             domain: DomainId(domain),
         };
-        let config = DeviceConfig {
-            vcpus: (0..vcpus).map(|vcpu| spec(vcpu + 3)).collect(),
-            mode: ClampMode::Floor,
-            headroom: Headroom::None,
-            visibility: CurPerfVisibility::Exact,
-            rate_limit: None,
-        };
+        let config = DeviceConfig::new((0..vcpus).map(|vcpu| spec(vcpu + 3)).collect());
         let stats = Arc::new(EventStats::new(config.vcpus.len(), None));
         let actuator = fakes::RecordingActuator::default();
         let source = fakes::FixedSource::default();

@@ -4,10 +4,7 @@
 use std::sync::Arc;
 
 use crate::fakes::{FixedSource, RecordingEvents};
-use crate::{
-    Actuator, ClampMode, CurPerfVisibility, Device, DeviceConfig, DomainId, Event, Headroom, Khz,
-    PerfTable, Util, VcpuSpec,
-};
+use crate::{Actuator, Device, DeviceConfig, DomainId, Event, Khz, PerfTable, Util, VcpuSpec};
 
 pub type FakeDevice<A> = Device<A, FixedSource, RecordingEvents>;
 
@@ -18,13 +15,7 @@ pub fn fake_device<A: Actuator>(vcpus: u32, actuator: A) -> Arc<FakeDevice<A>> {
         capacity: Util::MAX,
         domain: DomainId(domain),
     };
-    let config = DeviceConfig {
-        vcpus: (0..vcpus).map(spec).collect(),
-        mode: ClampMode::Floor,
-        headroom: Headroom::None,
-        visibility: CurPerfVisibility::Exact,
-        rate_limit: None,
-    };
+    let config = DeviceConfig::new((0..vcpus).map(spec).collect());
     let ports = (FixedSource::default(), RecordingEvents::default());
     Arc::new(Device::new(config, actuator, ports.0, ports.1).unwrap())
 }

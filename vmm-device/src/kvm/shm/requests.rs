@@ -274,8 +274,7 @@ mod tests {
     use crate::fakes::{FixedSource, NullActuator, RecordingActuator};
     use crate::kvm::ioeventfd::fake_device::{fake_device, requests};
     use crate::{
-        ActuateError, Clamp, ClampMode, CurPerfVisibility, DomainId, Headroom, Khz, NoEvents,
-        PageMemory, PerfTable, Util, VcpuSpec,
+        ActuateError, Clamp, DomainId, Khz, NoEvents, PageMemory, PerfTable, Util, VcpuSpec,
     };
 
     const SET_PERF: usize = 1;
@@ -289,13 +288,7 @@ mod tests {
             capacity: Util::MAX,
             domain: DomainId(domain),
         };
-        let config = DeviceConfig {
-            vcpus: vec![spec(0), spec(1)],
-            mode: ClampMode::Floor,
-            headroom: Headroom::None,
-            visibility: CurPerfVisibility::Exact,
-            rate_limit: None,
-        };
+        let config = DeviceConfig::new(vec![spec(0), spec(1)]);
         let memory = Arc::new(SharedMemory::of(&config).unwrap());
         let bell = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let bells: Arc<[EventFd]> = [bell(), bell()].into();
