@@ -274,6 +274,15 @@ const BOOTS: &[Boot] = &[
         "2+2",
         &["bench:contended.new25:contended.new50:--variant=host:--variant=vm+bridge:--variant=scx"],
     ),
+    // What `--cur-perf request` costs: docs/side-channel.md.
+    boot(
+        Long,
+        200,
+        "2+2",
+        &[
+            "bench:contended.part50:big-ramp:step-down:new-thread:little-to-big:--variant=vm+bridge:--variant=request",
+        ],
+    ),
     Boot {
         host: Rt,
         ..boot(Long, 120, "4+3+1", &["scx-fallback"])

@@ -75,7 +75,8 @@ fn checks(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
 /// Where a set begins that may have no time for all of it: another host for another build, so that
 /// all have their turn.
 fn first_of(boots: &[&Boot], build: &str) -> usize {
-    build.bytes().map(usize::from).sum::<usize>() % boots.len().max(1)
+    let mixed = |sum: u32, byte: u8| sum.wrapping_mul(31).wrapping_add(byte.into());
+    usize::try_from(build.bytes().fold(0, mixed)).unwrap_or_default() % boots.len().max(1)
 }
 
 /// What a scenario is whose host had to begin too late.

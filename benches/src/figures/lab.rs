@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::markdown::{head, row};
-use crate::report_json::{cell, find, number, rows};
+use crate::report_json::{cell, find, number, rows, with_unit};
 
 /// A busy vCPU's requests, each once: the request, the host's frequency, the guest's read.
 pub fn demo(inputs: &[Value]) -> Option<String> {
@@ -114,6 +114,27 @@ pub fn qemu_ramps(inputs: &[Value]) -> Option<String> {
     Some(table)
 }
 
+/// What a guest loses that reads its own request: medians and extremes.
+pub fn side_channel(inputs: &[Value]) -> Option<String> {
+    let report = &result(inputs.first()?, "2+2 ", "bench:contended.part50:")?["report"];
+    let mut table = head(&["scenario, metric (emulated)", "`table`", "`request`"]);
+    for of in [
+        ("big-ramp", "to_fmax"),
+        ("step-down", "to_fmin"),
+        ("new-thread", "to_fmax"),
+        ("little-to-big", "migrate"),
+        ("contended", "part50.energy"),
+    ] {
+        let rows = ["vm+bridge", "request"].map(|variant| find(report, of, variant));
+        let [Some(first), Some(second)] = rows else {
+            return None;
+        };
+        let name = format!("{}, {}", of.0, with_unit(report, of));
+        table += &row([name, cell(first), cell(second)]);
+    }
+    Some(table)
+}
+
 /// How long after a write its clamp is in force: medians and the longest, in µs.
 pub fn in_force(inputs: &[Value]) -> Option<String> {
     let result = result(inputs.first()?, "", "in-force")?;
@@ -214,6 +235,22 @@ mod tests {
         for seed in 1..=3 {
             results.push(json!({ "host": format!("drawn:{seed} host"), "result": bench }));
         }
+        let rows = [
+            ("big-ramp", "to_fmax"),
+            ("step-down", "to_fmin"),
+            ("new-thread", "to_fmax"),
+            ("little-to-big", "migrate"),
+            ("contended", "part50.energy"),
+        ]
+        .map(|(scenario, metric)| {
+            ["vm+bridge", "request"].map(|variant| {
+                json!({ "scenario": scenario, "metric": metric, "variant": variant, "unit": "us",
+                    "median": 2000, "min": 1000, "max": 3000 })
+            })
+        });
+        let report = json!({ "results": rows.concat() });
+        let cost = json!({ "scenario": "bench:contended.part50:x", "report": report });
+        results.push(json!({ "host": "2+2 host", "result": cost }));
         let bench = json!({ "scenario": "bench:big-ramp:x", "report": bench["report"] });
         for host in ["2+2 host", "pixel6 host"] {
             results.push(json!({ "host": host, "result": bench }));
@@ -234,6 +271,10 @@ mod tests {
             "| vCPU sleeps after the write | - | - | 32 (70) |",
         );
         has(dips(&input), "| exit, cgroup | 0 | 102 |");
+        has(
+            side_channel(&input),
+            "| contended, part50.energy [ms] | 2.0 (1.0–3.0) | 2.0 (1.0–3.0) |",
+        );
         has(dips(&input), "| thread | OTHER 9; FIFO 10 | 102 |");
         has(
             drawn(&input),
@@ -247,7 +288,7 @@ mod tests {
         let rows = json!({ "rows": [row(600_000), row(1_800_000), row(1_800_000), row(600_000)] });
         has(demo(&[rows]), "| pCPU 0 | 600; 1800 | 9; 9 |");
         let nothing = [json!({})];
-        for make in [demo, dips, drawn, in_force, qemu_ramps, ramps] {
+        for make in [demo, dips, drawn, in_force, qemu_ramps, ramps, side_channel] {
             assert_eq!(make(&nothing), None);
         }
     }

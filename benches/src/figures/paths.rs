@@ -15,8 +15,8 @@ use crate::report_json::rows;
 /// All paths, in the order of the table.
 pub const PATHS: [&str; 4] = ["exit", "ioeventfd", "bpf", "shm"];
 
-/// A guest of QEMU's, by `vcpufreq qemu`: in the lab alone.
-const QEMU: &str = "qemu";
+/// Guests of QEMU's, by `vcpufreq qemu`: in the lab alone.
+const QEMU: [&str; 2] = ["qemu", "qemu-pmu"];
 
 /// Measures on this machine's KVM, and writes `out/paths.json` from it and `out/paths-lab.json`.
 ///
@@ -67,7 +67,7 @@ pub fn table(inputs: &[Value]) -> Option<String> {
         let share = of_write(path, key).zip(of_write("exit", key));
         share.map_or("-".to_owned(), |(ns, exit)| format!("{:.2}", ns / exit))
     };
-    for path in PATHS.into_iter().chain([QEMU]) {
+    for path in PATHS.into_iter().chain(QEMU) {
         let [read, write] = ["read", "write"].map(|op| of(path, op));
         let ends = format!("{}, {}", exits(read), exits(write));
         text += &row(std::iter::once(format!("`{path}`"))

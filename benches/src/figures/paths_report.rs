@@ -51,6 +51,7 @@ enum ReportedPath {
     Bpf,
     Shm,
     Qemu,
+    QemuPmu,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

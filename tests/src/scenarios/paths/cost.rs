@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::before_entry::EntryOrder;
-use super::measured::{Measured, QEMU};
+use super::measured::{Measured, QEMU, QEMU_PMU};
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
 use crate::harness::trace::exits::Exits;
@@ -49,9 +49,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
         }
         guest.vm.quit()?;
     }
-    let mut guest = Measured::boot(plan, &policies, QEMU)?;
-    rows.extend(guest.by_registers()?);
-    guest.vm.quit()?;
+    for path in [QEMU, QEMU_PMU] {
+        let mut guest = Measured::boot(plan, &policies, path)?;
+        rows.extend(guest.by_registers()?);
+        guest.vm.quit()?;
+    }
     let wrong = out_of_bound(&rows, &bare);
     let held = in_order && wrong.is_empty() && rows.iter().all(CostRow::holds);
     let rows: Vec<Value> = rows.iter().map(CostRow::json).collect();
@@ -219,8 +221,8 @@ impl CostRow {
     /// All accesses ended where the path promises.
     fn holds(&self) -> bool {
         let (user, kernel) = match (self.path, self.op) {
-            ("ioeventfd" | "bpf" | SHM | QEMU, "read") => (0, 0),
-            ("ioeventfd" | "bpf" | SHM | QEMU, _) => (0, COUNTED),
+            ("ioeventfd" | "bpf" | SHM | QEMU | QEMU_PMU, "read") => (0, 0),
+            ("ioeventfd" | "bpf" | SHM | QEMU | QEMU_PMU, _) => (0, COUNTED),
             // The guest's tick reads too.
             (_, "read") => return self.exits_user >= COUNTED && self.exits_kernel == 0,
             _ => (COUNTED, 0),

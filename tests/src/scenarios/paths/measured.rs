@@ -8,8 +8,10 @@ use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm};
 use crate::harness::vmm::Vmm;
 
-/// The path of a guest of QEMU's, by `vcpufreq qemu`.
+/// The path of a guest of QEMU's, by `vcpufreq qemu`, without a PMU, as guests of `run`.
 pub const QEMU: &str = "qemu";
+/// The same with a PMU, as QEMU's guests have by default: KVM switches it at each exit.
+pub const QEMU_PMU: &str = "qemu-pmu";
 
 /// A guest whose last vCPU makes the accesses.
 pub struct Measured {
@@ -30,21 +32,18 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Boots it by a path; [`QEMU`]'s is a guest of that.
+    /// Boots it by a path; that of [`QEMU`] and [`QEMU_PMU`] is a guest of QEMU.
     pub fn boot(plan: &Plan, policies: &[Policy], path: &'static str) -> Result<Self> {
+        let of_qemu = [QEMU, QEMU_PMU].contains(&path);
         let setup = Setup {
             silent: true,
-            no_pmu: true,
-            vmm: if path == QEMU {
-                Vmm::Qemu
-            } else {
-                Vmm::Vcpufreq
-            },
+            no_pmu: path != QEMU_PMU,
+            vmm: if of_qemu { Vmm::Qemu } else { Vmm::Vcpufreq },
             ..Setup::mirroring(&first_cpus(policies)).with(&["--rate-limit", "0"])
         };
-        let setup = match path {
-            QEMU => setup,
-            _ => setup.with(&["--path", path]),
+        let setup = match of_qemu {
+            true => setup,
+            false => setup.with(&["--path", path]),
         };
         let mut vm = plan.guest(&setup)?;
         for vcpu in 0..policies.len() {
