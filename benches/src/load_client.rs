@@ -7,6 +7,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use vcpufreq_load::answer;
 
 use crate::piped::{Piped, end_with_this_thread};
 
@@ -53,20 +54,10 @@ impl LoadClient {
                 Ok(line) => line,
                 Err(error) => bail!("{}", self.broken(error, &heard)),
             };
-            let line = line.trim_end();
-            let Some(at) = line
-                .find("@ok")
-                .or(line.find("@ready"))
-                .or(line.find("@error"))
-            else {
-                heard = line.to_owned();
-                continue;
-            };
-            return match line[at..].split_once(' ') {
-                Some(("@error", why)) => bail!("{why}"),
-                Some((_, answer)) => Ok(answer.to_owned()),
-                None => Ok(String::new()),
-            };
+            match answer::read(&line) {
+                Some(outcome) => return outcome,
+                None => heard = line.trim_end().to_owned(),
+            }
         }
     }
 

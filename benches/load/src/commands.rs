@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The line protocol: a line in, an answer out, `@ok ANSWER` or
-//! `@error WHY`, the same on a pipe and on a guest's console.
+//! What a line asks for, the same on a pipe and on a guest's console:
 //!
 //! `start NAME STEP...`, `wait NAME`, `join NAME`, `settle WAKES GAP_US`,
 //! `now`, `read PATH`, `write PATH VALUE`, `peek CPU ADDRESS`, `insmod PATH OPTIONS...`, `quit`.
@@ -13,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nix::kmod::{ModuleInitFlags, finit_module};
 
+use crate::answer::{self, READY};
 use crate::phases::{Workers, steps};
 use crate::registers;
 use crate::settle::{above_minimum, wake_all};
@@ -24,21 +24,18 @@ const COMPRESSED: ModuleInitFlags = ModuleInitFlags::from_bits_retain(4);
 /// Serves lines until `quit` or the end of input.
 pub fn serve() -> Result<()> {
     let mut workers = Workers::default();
-    answer("@ready")?;
+    print(READY)?;
     for line in stdin().lock().lines() {
         let line = line?;
         if line.trim() == "quit" {
             break;
         }
-        answer(&match carry_out(&mut workers, &line) {
-            Ok(text) => format!("@ok {text}"),
-            Err(error) => format!("@error {error:#}"),
-        })?;
+        print(&answer::line(&carry_out(&mut workers, &line)))?;
     }
     Ok(())
 }
 
-fn answer(text: &str) -> Result<()> {
+fn print(text: &str) -> Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{text}")?;
     Ok(out.flush()?)

@@ -11,6 +11,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
+use crate::answer;
 use crate::commands::serve;
 use crate::signals::tidy_up_on_signals;
 
@@ -32,10 +33,11 @@ pub fn run() -> ExitCode {
 /// It must not return: the kernel would panic.
 fn first_process() -> ! {
     if let Err(error) = set_up().and_then(|()| serve()) {
-        println!("@error guest: {error:#}");
+        println!("{}", answer::line(&Err(error.context("guest"))));
     }
     let Err(error) = reboot(RebootMode::RB_POWER_OFF);
-    println!("@error guest: cannot power off: {error}");
+    let error = anyhow::Error::from(error).context("guest: cannot power off");
+    println!("{}", answer::line(&Err(error)));
     loop {
         std::thread::park();
     }

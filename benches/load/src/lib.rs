@@ -5,6 +5,7 @@
 //! It measures nothing but the time of its own marks. The caller reads the load's share from the
 //! host's trace.
 
+pub mod answer;
 pub mod commands;
 mod device;
 mod init;

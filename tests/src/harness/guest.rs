@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guest's side, as its first process or as a service: reads a line from the console, carries it
-//! out, answers `@ok ANSWER` or `@error WHY`. `quit` powers off, `restart` reboots, `kexec` restarts
+//! out, and answers. `quit` powers off, `restart` reboots, `kexec` restarts
 //! the kernel.
 
 use std::io::{BufRead as _, Write as _, stdin, stdout};
 
 use nix::sys::reboot::RebootMode;
 use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
+use vcpufreq_load::answer::{self, READY};
 
 use crate::harness::console_commands::Deeds;
 use crate::harness::kexec;
@@ -15,7 +16,7 @@ use crate::harness::machine::{calm_kernel, mount_kernel_files, power_off};
 /// The guest's first process, or a service.
 pub fn main() {
     if let Err(error) = serve() {
-        println!("@error guest: {error:#}");
+        println!("{}", answer::line(&Err(error.context("guest"))));
     }
     power_off(RebootMode::RB_POWER_OFF);
 }
@@ -32,7 +33,7 @@ fn serve() -> anyhow::Result<()> {
     cfmakeraw(&mut raw);
     tcsetattr(&console, SetArg::TCSANOW, &raw)?;
     let mut deeds = Deeds::default();
-    println!("@ready");
+    println!("{READY}");
     stdout().flush()?;
     for line in console.lock().lines() {
         let line = line?;
@@ -42,14 +43,10 @@ fn serve() -> anyhow::Result<()> {
             "kexec" => {
                 // Fails only.
                 let Err(error) = kexec::restart() else { break };
-                println!("@error {error:#}");
+                println!("{}", answer::line(&Err(error)));
             }
             line => {
-                let answer = match deeds.carry_out(line) {
-                    Ok(answer) => format!("@ok {answer}"),
-                    Err(error) => format!("@error {error:#}"),
-                };
-                println!("{answer}");
+                println!("{}", answer::line(&deeds.carry_out(line)));
                 stdout().flush()?;
             }
         }

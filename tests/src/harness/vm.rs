@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use vcpufreq_bench::piped::{Piped, child, threads};
 use vcpufreq_device::host::{self, CpuList, Tid, effective_clamp, proc_field, stat_field};
+use vcpufreq_load::answer::{self, READY};
 
 use crate::harness::sysfs;
 use crate::harness::thread_facts::{allowed, scheduling};
@@ -149,10 +150,9 @@ impl Vm {
         let answer = self
             .expect("@", ANSWER)
             .with_context(|| format!("guest: {}", line.as_ref()))?;
-        match answer.split_once(' ') {
-            Some(("@ok", answer)) => Ok(answer.trim_end().to_owned()),
-            None if answer == "@ok" => Ok(String::new()),
-            // It may be the "@ready" of a second boot: then the kernel's last lines have the cause.
+        match answer::read(&answer) {
+            Some(Ok(text)) if answer != READY => Ok(text),
+            // After a second boot the kernel's last lines have the cause.
             _ => bail!(
                 "guest: {}: {answer}; console: {}",
                 line.as_ref(),
