@@ -3,10 +3,10 @@
 //! the project; texts come once, and no path of this machine is among them.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../examples/licences.rs"]
-mod licences;
+#[path = "../examples/linked.rs"]
+mod linked;
 
-use licences::{LicensedPart, crates, file, libraries};
+use linked::{LicensedPart, crates, file, libraries};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
@@ -28,7 +28,7 @@ fn each_linked_crate_is_listed_with_a_text() {
         assert!(!listed, "{name}");
     }
     assert!(!file.contains(env!("CARGO_MANIFEST_DIR")) && !file.contains("registry/src"));
-    assert_eq!(file, licences::file(&crates(TARGET).unwrap()));
+    assert_eq!(file, linked::file(&crates(TARGET).unwrap()));
 }
 
 #[test]

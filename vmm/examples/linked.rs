@@ -3,7 +3,7 @@
 //! project's own, into a file, for packages:
 //!
 //! ```sh
-//! cargo run -p vcpufreq --no-default-features --example licences -- TARGET FILE
+//! cargo run -p vcpufreq --no-default-features --example linked -- TARGET FILE
 //! ```
 //!
 //! Which crates these are comes from cargo, their texts from its registry. The texts of the C libraries
