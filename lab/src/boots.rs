@@ -247,9 +247,16 @@ const BOOTS: &[Boot] = &[
     },
     boot(
         Long,
-        150,
+        190,
         "2+2",
-        &["bpf-many", "bpf-kill", "bpf-ends", "bpf-dip", "bpf-sum"],
+        &[
+            "bpf-many",
+            "bpf-kill",
+            "bpf-ends",
+            "bpf-dip",
+            "bpf-sum",
+            "bpf-calls",
+        ],
     ),
     boot(Long, 200, "2+2", &["bpf-switch-cost", "bpf-flood"]),
     Boot {

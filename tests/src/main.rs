@@ -32,12 +32,13 @@ fn main() {
             std::process::exit(code);
         }
         #[cfg(feature = "bpf")]
-        Some(role @ ("bpf-flood" | "bpf-vmm" | "bpf-vms" | "bpf-switches")) => {
+        Some(role @ ("bpf-flood" | "bpf-vmm" | "bpf-vms" | "bpf-switches" | "bpf-calls")) => {
             let words: Vec<String> = std::env::args().skip(2).collect();
             let result = match role {
                 "bpf-flood" => scenarios::bpf::flood_guest(&words),
                 "bpf-vmm" => scenarios::bpf::vmm(&words),
                 "bpf-vms" => scenarios::bpf::vms(&words),
+                "bpf-calls" => scenarios::bpf::calls(&words),
                 _ => scenarios::bpf::switches(),
             };
             if let Err(error) = result {

@@ -12,6 +12,7 @@ use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module}
 use crate::harness::access_cost;
 use crate::harness::guest_shell;
 use crate::harness::load::{self, Load};
+use crate::harness::random::Random;
 use crate::harness::registers::{Requests, register};
 use crate::harness::shared_memory;
 use crate::harness::sys::Registers;
@@ -249,15 +250,12 @@ fn scribble(words: &[&str]) -> Result<impl FnMut() + Send + use<>> {
     let (bell, offset) = register(bell)?;
     let first = first.strip_prefix("0x").context("a value is 0x...")?;
     let first = u32::from_str_radix(first, 16)?;
-    // xorshift32, of Marsaglia's "Xorshift RNGs".
-    let mut random = 1_u32;
+    let mut random = Random::new(1);
     Ok(move || {
         for page in &pages {
             for word in (0..0x1000).step_by(4) {
-                random ^= random << 13;
-                random ^= random >> 17;
-                random ^= random << 5;
-                page.write(word, random >> (random % 32));
+                let value = random.next();
+                page.write(word, value >> (value % 32));
             }
         }
         for vcpu in 0..vcpus {

@@ -22,6 +22,7 @@ pub mod migration;
 pub mod plan;
 pub mod policy;
 pub mod qmp;
+pub mod random;
 pub mod registers;
 pub mod rt_command;
 pub mod server;

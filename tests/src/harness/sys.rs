@@ -88,12 +88,7 @@ pub fn set_policy_of(tid: i32, (policy, priority, nice): (i32, i32, i32)) -> Res
     expect(dead_code, reason = "for those scenarios")
 )]
 pub fn set_up_host_module(file: &File, vcpus: u32, domains: u32) -> std::io::Result<()> {
-    /// `VCPUFREQ_HOST_VM`
-    const SET_UP: libc::Ioctl = 0x4008_cf00;
-    let argument = [vcpus, domains];
-    // SAFETY: the driver reads two words, which outlive the call.
-    let result = unsafe { libc::ioctl(file.as_raw_fd(), SET_UP, &raw const argument) };
-    Ok(Errno::result(result).map(drop)?)
+    call_module(file, SET_UP, &mut module_words(&[vcpus, domains]))
 }
 
 /// Binds a domain of the host module to a group's files.
@@ -101,13 +96,41 @@ pub fn set_up_host_module(file: &File, vcpus: u32, domains: u32) -> std::io::Res
     not(feature = "bpf"),
     expect(dead_code, reason = "for those scenarios")
 )]
-pub fn bind_group(file: &File, domain: i32, min: &File, max: &File) -> std::io::Result<()> {
-    /// `VCPUFREQ_HOST_BIND`
-    const BIND: libc::Ioctl = 0x400c_cf01;
-    let argument = [domain, min.as_raw_fd(), max.as_raw_fd()];
-    // SAFETY: the driver reads three words, which outlive the call.
-    let result = unsafe { libc::ioctl(file.as_raw_fd(), BIND, &raw const argument) };
+pub fn bind_group(file: &File, domain: u32, min: &File, max: &File) -> std::io::Result<()> {
+    let fds = [min, max].map(|file| file.as_raw_fd().cast_unsigned());
+    call_module(file, BIND, &mut module_words(&[domain, fds[0], fds[1]]))
+}
+
+/// Numbers of the host module's calls (abi/vcpufreq-module.h).
+pub const SET_UP: libc::Ioctl = 0x4008_cf00;
+pub const BIND: libc::Ioctl = 0x400c_cf01;
+
+fn module_words(words: &[u32]) -> [u32; 64] {
+    std::array::from_fn(|n| words.get(n).copied().unwrap_or_default())
+}
+
+/// Any call of the host module. None of its arguments is longer than `words`, nor has a pointer.
+pub fn call_module(file: &File, number: libc::Ioctl, words: &mut [u32; 64]) -> std::io::Result<()> {
+    // SAFETY: the driver reads and writes `words`, which outlive the call.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), number, words.as_mut_ptr()) };
     Ok(Errno::result(result).map(drop)?)
+}
+
+/// Whether a page of the file can be mapped; it is unmapped again.
+#[cfg_attr(
+    not(feature = "bpf"),
+    expect(dead_code, reason = "for those scenarios")
+)]
+pub fn can_map(file: &File) -> bool {
+    let (fd, flags) = (file.as_raw_fd(), libc::MAP_SHARED);
+    // SAFETY: the kernel chooses the place; nothing uses it.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, flags, fd, 0) };
+    if page == libc::MAP_FAILED {
+        return false;
+    }
+    // SAFETY: mapped above, and unused.
+    unsafe { libc::munmap(page, 4096) };
+    true
 }
 
 /// Makes the calling thread SCHED_DEADLINE with this share of its time.

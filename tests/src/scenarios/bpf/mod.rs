@@ -5,6 +5,7 @@
 //! Where the guest's accesses matter, a VM of a few instructions makes them ([`tiny_vm`]).
 
 mod arith;
+mod calls;
 mod ext_server;
 mod flood;
 mod group;
@@ -30,6 +31,7 @@ use serde_json::Value;
 
 use crate::harness::plan::Plan;
 
+pub use calls::process as calls;
 pub use flood::guest as flood_guest;
 pub use others::{switches, vmm, vms};
 
@@ -45,6 +47,7 @@ pub fn run(name: &str, plan: &Plan) -> Option<Result<Value>> {
         "bpf-switch-cost" => Some(others::switch_cost()),
         "bpf-page" => Some(page::run()),
         "bpf-flood" => Some(flood::run()),
+        "bpf-calls" => Some(calls::run()),
         "bpf-kfunc-refused" => Some(refused::run()),
         "bpf-requests" => Some(requests::run()),
         "bpf-shared" => Some(shared::run()),

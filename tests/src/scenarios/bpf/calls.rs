@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The host module's device under random calls: threads of several processes open, set up, bind, apply,
+//! ask, map and close a few files at once, with right and wrong arguments, while they fork, run a program,
+//! remove the groups and end, and a guest's requests come by BPF. Meanwhile the module is loaded and
+//! removed, and processes are killed. Where the kernel can make allocations fail, it does.
+//!
+//! Afterwards the module can be removed, works as before, and the kernel's log has no report.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use serde_json::{Value, json};
+use vcpufreq_device::{Clamp, Util};
+use vcpufreq_host_bpf::{DEVICE, HostModule};
+
+use super::group::ClampGroup;
+use crate::harness::console_commands::{dmesg, insmod, rmmod, unload_host_module};
+use crate::harness::random::Random;
+use crate::harness::sys::{self, BIND, SET_UP};
+use crate::harness::sysfs;
+
+const TREE: &str = "/sys/fs/cgroup";
+/// Processes of a round, threads of each, and calls of each thread.
+const PROCESSES: u32 = 3;
+const THREADS: u32 = 3;
+const CALLS: u32 = 400;
+const ROUNDS: u32 = 8;
+/// Files that the threads of a process share.
+const FILES: usize = 3;
+/// Groups that all processes bind.
+const GROUPS: u32 = 3;
+/// Words of the kernel's log that begin a report.
+const REPORTS: [&str; 6] = ["BUG:", "WARNING:", "refcount_t", "Oops", "INFO: ", "UBSAN:"];
+/// Where the kernel makes allocations fail (Documentation/fault-injection).
+const FAIL_SLAB: &str = "/sys/kernel/debug/failslab";
+
+/// The other numbers of the module's calls (abi/vcpufreq-module.h).
+const APPLY: libc::Ioctl = 0x4010_cf02;
+const STATS: libc::Ioctl = 0xc098_cf03;
+
+pub fn run() -> Result<Value> {
+    let reports = reports()?;
+    insmod("vcpufreq_host", "")?;
+    for group in 0..GROUPS {
+        make_group(group)?;
+    }
+    let fails = make_allocations_fail()?;
+    let mut counted = BTreeMap::new();
+    let mut random = Random::new(1);
+    for round in 0..ROUNDS {
+        count_round(round, &mut random, &mut counted)?;
+    }
+    unload_host_module()?;
+    let works = works()?;
+    for group in 0..GROUPS {
+        fs::remove_dir(group_dir(group)).or_else(missing)?;
+    }
+    let new: Vec<String> = self::reports()?.split_off(reports.len());
+    let of = |name: &str| counted.get(name).copied().unwrap_or_default();
+    // Each kind of call was right at times, and wrong at times.
+    let tried = ["set_up", "bind", "apply", "stats"]
+        .iter()
+        .all(|call| of(&format!("{call} ok")) > 20 && of(&format!("{call} refused")) > 20);
+    let held = new.is_empty() && works && tried && of("map ok") + of("other ok") == 0;
+    Ok(json!({
+        "held": held, "calls": counted, "reports": new, "works_afterwards": works,
+        "allocations_fail": fails,
+    }))
+}
+
+/// One round: processes, of which one is killed, every other one with a flooding guest, whose programs
+/// hold the module.
+fn count_round(round: u32, random: &mut Random, counted: &mut BTreeMap<String, u64>) -> Result<()> {
+    let mut children = Vec::new();
+    let floods = round % 2 == 0;
+    if floods {
+        children.push(flooding()?);
+    }
+    for n in 1..=PROCESSES {
+        let seed = (round * PROCESSES + n).to_string();
+        children.push(spawn(&["bpf-calls", &seed])?);
+    }
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(random.below(100).into()));
+        // It stays while a file is open, and comes back when it has gone.
+        let gone = rmmod("vcpufreq_host").is_ok();
+        add(
+            counted,
+            if gone { "removals" } else { "refused removals" },
+            1,
+        );
+        if gone {
+            insmod("vcpufreq_host", "")?;
+        }
+    }
+    children[0].kill()?;
+    for mut child in children {
+        let mut text = String::new();
+        let stdout = child.stdout.as_mut().context("no stdout")?;
+        stdout.read_to_string(&mut text)?;
+        // The others were killed.
+        let failed = child.wait()?.code().is_some_and(|code| code != 0);
+        ensure!(!failed, "a process failed: {text}");
+        // The guest prints counts alone.
+        for (name, count) in text.lines().filter_map(|line| line.rsplit_once(": ")) {
+            add(counted, name, count.parse()?);
+        }
+    }
+    Ok(())
+}
+
+fn add(counted: &mut BTreeMap<String, u64>, name: &str, more: u64) {
+    *counted.entry(name.to_owned()).or_default() += more;
+}
+
+/// A guest that makes requests, once it has made some.
+fn flooding() -> Result<Child> {
+    let mut guest = spawn(&["bpf-flood", "kfunc", "asks"])?;
+    // Its count of requests.
+    let stdout = guest.stdout.as_mut().context("no stdout")?;
+    stdout.read_exact(&mut [0; 4])?;
+    Ok(guest)
+}
+
+fn spawn(words: &[&str]) -> Result<Child> {
+    let mut command = Command::new("/init");
+    Ok(command.args(words).stdout(Stdio::piped()).spawn()?)
+}
+
+/// Lines of the kernel's log that begin a report.
+fn reports() -> Result<Vec<String>> {
+    let log = dmesg("")?;
+    let lines = log.split("\\n");
+    let reported = lines.filter(|line| REPORTS.iter().any(|word| line.contains(word)));
+    Ok(reported.map(str::to_owned).collect())
+}
+
+/// After all that, a clamp takes effect.
+fn works() -> Result<bool> {
+    insmod("vcpufreq_host", "")?;
+    let group = ClampGroup::with_current("called")?;
+    let module = HostModule::open(2, 1)?;
+    module.bind(0, group.min.as_fd(), group.max.as_fd())?;
+    let util = |of| Util::new(of).context("a utilization");
+    let clamp = Clamp {
+        min: util(512)?,
+        max: util(1024)?,
+    };
+    module.apply(0, clamp)?;
+    let shown = sysfs::text(format!("{TREE}/called/cpu.uclamp.min"))?;
+    drop(module);
+    unload_host_module()?;
+    Ok(shown.trim() == "50.00")
+}
+
+/// Has one allocation in ten of the processes that agree fail, where the kernel can.
+fn make_allocations_fail() -> Result<bool> {
+    if !fs::exists(FAIL_SLAB)? {
+        return Ok(false);
+    }
+    for (file, value) in [
+        ("probability", "10"),
+        ("times", "-1"),
+        ("task-filter", "Y"),
+        ("verbose", "0"),
+    ] {
+        sysfs::write(format!("{FAIL_SLAB}/{file}"), value)?;
+    }
+    Ok(true)
+}
+
+fn group_dir(group: u32) -> String {
+    format!("{TREE}/calls{group}")
+}
+
+fn make_group(group: u32) -> Result<()> {
+    sysfs::write(format!("{TREE}/cgroup.subtree_control"), "+cpu")?;
+    let dir = group_dir(group);
+    Ok(fs::create_dir(&dir).or_else(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => Ok(()),
+        _ => Err(error),
+    })?)
+}
+
+fn missing(error: std::io::Error) -> std::io::Result<()> {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    }
+}
+
+/// A process of a round: `words` are its seed. Prints how often each call was right and refused.
+pub fn process(words: &[String]) -> Result<()> {
+    let seed: u32 = words.first().context("no seed")?.parse()?;
+    let caller = Arc::new(Caller::default());
+    let threads = (0..THREADS).map(|n| {
+        let (caller, mut random) = (caller.clone(), Random::new(seed * THREADS + n + 1));
+        std::thread::spawn(move || -> Result<()> {
+            // Only where the kernel can.
+            let _ = fs::write("/proc/thread-self/make-it-fail", "1");
+            (0..CALLS).try_for_each(|_| caller.call(&mut random))
+        })
+    });
+    for thread in threads.collect::<Vec<_>>() {
+        thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+    }
+    let counted = caller
+        .counted
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    for (name, count) in counted.iter() {
+        println!("{name}: {count}");
+    }
+    // With files open.
+    std::process::exit(0);
+}
+
+/// What the threads of a process share.
+#[derive(Default)]
+struct Caller {
+    files: [Mutex<Option<Arc<File>>>; FILES],
+    counted: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Caller {
+    fn call(&self, random: &mut Random) -> Result<()> {
+        let slot = &self.files[random.index(FILES)];
+        let file = slot.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(file) = file.filter(|_| random.below(16) > 0) else {
+            // Opens one in place of none, or of one that others may still use.
+            let opened = OpenOptions::new().read(true).write(true).open(DEVICE);
+            self.count("open", opened.is_ok());
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = opened.ok().map(Arc::new);
+            return Ok(());
+        };
+        match random.below(32) {
+            0 => sys::fork_and_wait()?,
+            1 => run_a_program(&file)?,
+            2 => self.count("map", sys::can_map(&file)),
+            3 => {
+                let group = random.below(GROUPS);
+                let _ = fs::remove_dir(group_dir(group));
+                // Another process may have made it anew, or allocations fail.
+                let _ = make_group(group);
+            }
+            4 => {
+                let number = random.next() & 0xffff_ffff;
+                let known = [SET_UP, BIND, APPLY, STATS].contains(&number.into());
+                if !known {
+                    let mut words = self.words(random);
+                    self.count(
+                        "other",
+                        sys::call_module(&file, number.into(), &mut words).is_ok(),
+                    );
+                }
+            }
+            _ => self.right_number(&file, random),
+        }
+        Ok(())
+    }
+
+    fn right_number(&self, file: &File, random: &mut Random) {
+        let calls = [
+            ("set_up", SET_UP),
+            ("bind", BIND),
+            ("apply", APPLY),
+            ("stats", STATS),
+        ];
+        let (name, number) = calls[random.index(calls.len())];
+        let mut words = self.words(random);
+        if random.below(2) == 0 {
+            let (domain, min) = (random.below(3), random.below(1000));
+            let right = match number {
+                SET_UP => [4, 3, 0, 0],
+                APPLY => [domain, min, min + 24, random.below(2)],
+                _ => [domain; 4],
+            };
+            words[..4].copy_from_slice(&right);
+        }
+        let files = (number == BIND).then(|| clamp_files(random)).flatten();
+        if let Some((min, max)) = &files {
+            let fds = [min, max].map(|file| file.as_raw_fd().cast_unsigned());
+            words[1..3].copy_from_slice(&fds);
+        }
+        self.count(name, sys::call_module(file, number, &mut words).is_ok());
+    }
+
+    /// Mostly small numbers, which calls take for vCPUs, domains and clamps.
+    fn words(&self, random: &mut Random) -> [u32; 64] {
+        std::array::from_fn(|_| match random.below(8) {
+            0 => random.next(),
+            1 => random.below(1100),
+            _ => random.below(3),
+        })
+    }
+
+    fn count(&self, name: &str, ok: bool) {
+        let name = format!("{name} {}", if ok { "ok" } else { "refused" });
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        add(&mut counted, &name, 1);
+    }
+}
+
+/// Files for a domain, mostly those of a group.
+fn clamp_files(random: &mut Random) -> Option<(File, File)> {
+    let dir = group_dir(random.below(GROUPS));
+    let mut open = |name: &str| match random.below(12) {
+        0 => File::open(format!("{dir}/{name}")).ok(),
+        1 => File::options().write(true).open("/dev/null").ok(),
+        2 => File::options()
+            .write(true)
+            .open(format!("{dir}/cpu.weight"))
+            .ok(),
+        _ => File::options()
+            .write(true)
+            .open(format!("{dir}/{name}"))
+            .ok(),
+    };
+    Some((open("cpu.uclamp.min")?, open("cpu.uclamp.max")?))
+}
+
+/// Runs a program that has the file too.
+fn run_a_program(file: &File) -> Result<()> {
+    fcntl(file, FcntlArg::F_SETFD(FdFlag::empty()))?;
+    let status = Command::new("/bin/busybox").arg("true").status()?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
