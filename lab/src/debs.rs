@@ -56,7 +56,8 @@ const ARCHIVE: &str = r#"
 "#;
 
 /// The program is smaller than 10 MB, and its line tables are in the other package under its build ID.
-/// The licences of what it is linked with are there.
+/// The licences of what it is linked with are there. Its build has noted the crates of the list for
+/// programs in it, besides macros' crates.
 const CONTENTS: &str = r#"
     set -e
     packages=$1 program=$2 lines=$3
@@ -71,8 +72,22 @@ const CONTENTS: &str = r#"
     for part in 'libelf: ' 'glibc: ' 'libbpf-sys v' 'serde_json v'; do
         grep "^$part" "$at/usr/share/doc/vcpufreq/third-party-licences"
     done
+    architecture=$(dpkg-deb --field "$packages/$program" Architecture)
+    machine=$(dpkg-architecture --host-arch "$architecture" --query DEB_HOST_GNU_TYPE)
+    "$machine-objcopy" --dump-section .dep-v0="$at/noted" "$at/usr/bin/vcpufreq" "$at/copy"
+    perl -MCompress::Zlib -MJSON::PP -e '
+        my ($noted, $list) = map { local (@ARGV, $/) = $_; <> } @ARGV;
+        my %noted = map { ("$_->{name} $_->{version}" => 1) } @{decode_json(uncompress($noted))->{packages}};
+        my @listed = grep { $_->{purl} =~ m{^pkg:cargo/} } @{decode_json($list)->{components}};
+        my @missing = grep { !$noted{$_} } map { "$_->{name} $_->{version}" } @listed;
+        print scalar @listed, " crates; not noted: @missing\n";
+        exit 1 if @missing || @listed < 20;
+    ' "$at/noted" "$at/usr/share/doc/vcpufreq/vcpufreq.cdx.json"
     rm -r "$at"
 "#;
+
+/// cargo-auditable: https://github.com/rust-secure-code/cargo-auditable.
+const AUDITABLE: &str = "0.7.7";
 
 /// Makes them in `out/packages`, has lintian look at them, installs and purges them in clean
 /// Debian trees, and with `twice` builds them once more from nothing; whether all held. For a
@@ -94,7 +109,13 @@ pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
     let _lock = cache.lock("packages")?;
     cache.require_free(NEEDED_MIB)?;
     let place = cache.folder("packages", "tree")?;
-    let builder = Builder { repo, root, place };
+    let auditable = supply::tool(&cache, "cargo-auditable", AUDITABLE)?;
+    let builder = Builder {
+        repo,
+        root,
+        place,
+        auditable,
+    };
     builder.build()?;
     let lintian = builder.lintian()?;
     tell(&lintian);
@@ -129,6 +150,8 @@ struct Builder<'a> {
     root: Root,
     /// Where the copy of the sources, cargo's target folder and the packages are.
     place: PathBuf,
+    /// The folder of cargo-auditable.
+    auditable: PathBuf,
 }
 
 impl Builder<'_> {
@@ -158,12 +181,16 @@ impl Builder<'_> {
 
     fn dpkg_buildpackage(&self, source: &Path, architecture: &str, what: &str) -> Result<Command> {
         let target = self.root.inside(&self.place.join("target"))?;
+        let auditable = self
+            .root
+            .inside(&self.auditable.join("bin/cargo-auditable"))?;
         let mut build = self.root.command("env");
         build
             .args(["-C", &self.root.inside(source)?])
             .args(cross::settings(&target))
             .args([
                 "CARGO_NET_OFFLINE=true",
+                &format!("CARGO_BUILD={auditable} auditable build"),
                 "DEB_BUILD_OPTIONS=nocheck",
                 "dpkg-buildpackage",
             ])
@@ -207,8 +234,7 @@ impl Builder<'_> {
             check.args(["-c", CONTENTS, "sh", &packages]);
             check.args([file("vcpufreq"), file("vcpufreq-dbgsym")]);
             let (held, text) = child_output::output(&mut check)?;
-            let name =
-                format!("{architecture}: below 10 MB, line tables apart, licences of all parts");
+            let name = format!("{architecture}: below 10 MB, line tables apart, all parts listed");
             tried.push(Tried::new(format!("packages: {name}"), held, || text));
         }
         Ok(tried)

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Writes the licences of the code that the program for a target is linked with, besides the
-//! project's own, into a file, for packages:
+//! Writes what the program for a target is linked with, besides the project's own code, into a folder,
+//! for packages: the licences, as `third-party-licences`, and a list of the parts as CycloneDX 1.5,
+//! `vcpufreq.cdx.json`:
 //!
 //! ```sh
-//! cargo run -p vcpufreq --no-default-features --example linked -- TARGET FILE
+//! cargo run -p vcpufreq --no-default-features --example linked -- TARGET FOLDER
 //! ```
 //!
-//! Which crates these are comes from cargo, their texts from its registry. The texts of the C libraries
-//! and of Rust's standard library are Debian's. A part without a text is an error. The same parts
-//! give the same bytes: no path and no time is in the file.
+//! Which crates these are comes from cargo, their texts from its registry. The texts and versions of the
+//! C libraries and of Rust's standard library are Debian's. A part without a text is an error. The same
+//! parts give the same bytes: no path and no time is in the files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use std::process::{Command, Stdio};
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// What is linked besides crates: a Debian package whose copyright file has its licence, and its name.
 const LIBRARIES: [(&str, &str); 6] = [
@@ -41,9 +42,11 @@ const STARTS: [&str; 6] = [
 const BUNDLED: (&str, &str) = ("libbpf-sys", "libbpf");
 
 /// A part of the program.
-pub struct LicensedPart {
-    /// Its line in the list.
+pub struct LinkedPart {
+    /// Its line in the list of licences.
     pub line: String,
+    /// Itself in the list for programs.
+    pub component: Value,
     /// The name of each text, and the text.
     pub texts: Vec<(String, String)>,
 }
@@ -52,7 +55,7 @@ pub struct LicensedPart {
 ///
 /// # Errors
 /// What cargo or the file system refuses, and a crate without a licence's text.
-pub fn crates(target: &str) -> Result<Vec<LicensedPart>> {
+pub fn crates(target: &str) -> Result<Vec<LinkedPart>> {
     // Macros' crates run in the compiler alone.
     let edges = "normal,no-proc-macro";
     let tree = [
@@ -74,8 +77,8 @@ pub fn crates(target: &str) -> Result<Vec<LicensedPart>> {
     let text = |package: &Value, key: &str| package[key].as_str().unwrap_or_default().to_owned();
     let mut parts = Vec::new();
     for package in packages {
-        let name = text(package, "name");
-        let full = format!("{name} v{}", text(package, "version"));
+        let (name, version) = (text(package, "name"), text(package, "version"));
+        let full = format!("{name} v{version}");
         // Those of this project have no source.
         if package["source"].is_null() || !linked.contains(full.as_str()) {
             continue;
@@ -86,11 +89,27 @@ pub fn crates(target: &str) -> Result<Vec<LicensedPart>> {
         if name == BUNDLED.0 {
             texts.extend(texts_in(&folder.join(BUNDLED.1), BUNDLED.1)?);
         }
-        let line = format!("{full}: {}", text(package, "license"));
-        parts.push(LicensedPart { line, texts });
+        // Before SPDX, a slash stood between licences to choose from.
+        let licence = text(package, "license").replace('/', " OR ");
+        let mut component = component(&name, &version, "cargo");
+        component["licenses"] = json!([{ "expression": licence }]);
+        parts.push(LinkedPart {
+            line: format!("{full}: {licence}"),
+            component,
+            texts,
+        });
     }
     parts.sort_by(|one, other| one.line.cmp(&other.line));
     Ok(parts)
+}
+
+/// A library in the list for programs, by its name in a registry of this kind.
+fn component(name: &str, version: &str, registry: &str) -> Value {
+    // A plus stands for a space in such an address.
+    let address = format!("pkg:{registry}/{name}@{version}").replace('+', "%2B");
+    json!({
+        "type": "library", "bom-ref": address, "name": name, "version": version, "purl": address,
+    })
 }
 
 /// `NAME vVERSION` of a line of `cargo tree`.
@@ -128,26 +147,58 @@ fn texts_in(folder: &Path, of: &str) -> Result<Vec<(String, String)>> {
     Ok(texts)
 }
 
-/// The libraries besides crates, by the copyright files below a folder.
+/// The libraries besides crates, by the copyright files below a folder and the versions of Debian's
+/// packages.
 ///
 /// # Errors
-/// A package whose copyright file can't be read.
-pub fn libraries(copyrights: &Path) -> Result<Vec<LicensedPart>> {
+/// A package whose copyright file or version can't be read.
+pub fn libraries(
+    copyrights: &Path,
+    version: impl Fn(&str) -> Result<String>,
+) -> Result<Vec<LinkedPart>> {
     let part = |(package, name): (&str, &str)| {
         let file = copyrights.join(package).join("copyright");
         let bytes = fs::read(&file).with_context(|| file.display().to_string())?;
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        let line = format!("{name}: see {package}");
-        let texts = vec![(format!("{package} of Debian, copyright"), text)];
-        Ok(LicensedPart { line, texts })
+        Ok(LinkedPart {
+            line: format!("{name}: see {package}"),
+            component: component(package, &version(package)?, "deb/debian"),
+            texts: vec![(format!("{package} of Debian, copyright"), text)],
+        })
     };
     LIBRARIES.into_iter().map(part).collect()
 }
 
-/// The file: a list of the parts, then each text once, below the names of all that it is of. Texts
+/// The version of a Debian package on this machine, of whichever architecture.
+fn installed_version(package: &str) -> Result<String> {
+    let mut query = Command::new("dpkg-query");
+    query.args(["--show", "--showformat=${Version}\n", package]);
+    let output = query.output().context("cannot run dpkg-query")?;
+    let text = String::from_utf8(output.stdout)?;
+    let first = text.lines().next();
+    Ok(first
+        .with_context(|| format!("{package} is not installed"))?
+        .to_owned())
+}
+
+/// The list for programs: CycloneDX 1.5.
+#[must_use]
+pub fn bill_of_materials(parts: &[LinkedPart]) -> String {
+    let mut own = component("vcpufreq", env!("CARGO_PKG_VERSION"), "cargo");
+    own["type"] = "application".into();
+    own["licenses"] = json!([{ "expression": env!("CARGO_PKG_LICENSE") }]);
+    let components: Vec<&Value> = parts.iter().map(|part| &part.component).collect();
+    let list = json!({
+        "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
+        "metadata": { "component": own }, "components": components,
+    });
+    format!("{list:#}\n")
+}
+
+/// The licences: a list of the parts, then each text once, below the names of all that it is of. Texts
 /// that differ in white space alone are the same.
 #[must_use]
-pub fn file(parts: &[LicensedPart]) -> String {
+pub fn licences(parts: &[LinkedPart]) -> String {
     let mut texts: Vec<(Vec<&str>, &str)> = Vec::new();
     for (name, text) in parts.iter().flat_map(|part| &part.texts) {
         let same = |(_, other): &&mut (Vec<&str>, &str)| {
@@ -174,9 +225,16 @@ pub fn file(parts: &[LicensedPart]) -> String {
 fn main() -> Result<()> {
     let words: Vec<String> = env::args().skip(1).collect();
     let [target, to] = words.as_slice() else {
-        anyhow::bail!("name the target, and the file to write");
+        anyhow::bail!("name the target, and the folder to write to");
     };
-    let mut parts = libraries(Path::new(COPYRIGHTS))?;
+    let mut parts = libraries(Path::new(COPYRIGHTS), installed_version)?;
     parts.extend(crates(target)?);
-    fs::write(to, file(&parts)).with_context(|| to.clone())
+    for (name, text) in [
+        ("third-party-licences", licences(&parts)),
+        ("vcpufreq.cdx.json", bill_of_materials(&parts)),
+    ] {
+        let path = Path::new(to).join(name);
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
 }
