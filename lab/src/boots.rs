@@ -136,6 +136,7 @@ const BOOTS: &[Boot] = &[
     // Its host has kernel and modules where a board has them.
     boot(Short, 40, "2+2", &["board:demo"]),
     boot(Long, 135, "2+2", &["board"]),
+    boot(Long, 90, "2+2", &["board:kills"]),
     Boot {
         driver: Mainline,
         ..boot(Long, 40, "2+2", &["board:demo"])

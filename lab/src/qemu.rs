@@ -3,7 +3,8 @@
 //! booted directly needs the program alone.
 
 /// Scenarios that run it, whatever the others' VMM is.
-const SCENARIOS: [&str; 9] = [
+const SCENARIOS: [&str; 10] = [
+    "board:kills",
     "debian-guest",
     "libvirt",
     "paths",
@@ -40,7 +41,11 @@ impl GuestVmm {
 /// Whether a run of these scenarios needs it.
 pub fn needed(vmm: GuestVmm, scenarios: &[String]) -> bool {
     vmm == GuestVmm::Qemu
-        || scenarios
-            .iter()
-            .any(|name| SCENARIOS.contains(&name.as_str()))
+        || scenarios.iter().any(|name| {
+            let is = |one: &&str| {
+                name.strip_prefix(one)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+            };
+            SCENARIOS.iter().any(is)
+        })
 }

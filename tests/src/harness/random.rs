@@ -20,10 +20,6 @@ impl Random {
     }
 
     /// A number below `end`, which isn't 0.
-    #[cfg_attr(
-        not(feature = "bpf"),
-        expect(dead_code, reason = "for those scenarios")
-    )]
     pub fn below(&mut self, end: u32) -> u32 {
         self.next() % end
     }

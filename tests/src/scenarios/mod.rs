@@ -6,6 +6,7 @@ pub mod bench;
 #[cfg(feature = "bpf")]
 pub mod bpf;
 pub mod device;
+pub mod kills;
 pub mod models;
 pub mod paths;
 pub mod qemu;
@@ -47,6 +48,7 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "governor" => device::basics::governor(plan),
         "board" => bench::board::run(),
         "board:demo" => bench::board::demo_alone(),
+        name if name.starts_with("board:kills") => kills::run(plan, name),
         "capacity" => device::basics::capacity(plan),
         "opps-exact" => device::opps::exact(plan),
         "opps-floor" => device::opps::floor(plan),

@@ -273,20 +273,20 @@ fn report() -> Result<Value> {
 }
 
 /// What a signal ended, and what of it is left.
-struct SignalledEnd {
+pub struct SignalledEnd {
     /// There was something to put back.
-    changes: bool,
+    pub changes: bool,
     /// A governor among it: a trace instance or a record alone is there for longer.
     governor: bool,
     /// rt-app had its folder.
     rt_app: bool,
     /// The program ended itself.
     by_itself: bool,
-    left: Vec<String>,
+    pub left: Vec<String>,
 }
 
 /// Ends the program by a signal. After SIGKILL `cleanup` has its turn, or the next start.
-fn interrupted(
+pub fn interrupted(
     options: &[&str],
     (signal, after, by_cleanup): (Signal, Duration, bool),
     before: &BTreeMap<String, String>,
@@ -393,7 +393,7 @@ fn until_rt_app() -> Result<()> {
 }
 
 /// What demo and bench change: limits, governors, tracing, the root cgroup's controllers, folders.
-fn state() -> Result<BTreeMap<String, String>> {
+pub fn state() -> Result<BTreeMap<String, String>> {
     let mut state = BTreeMap::new();
     for policy in Policy::all()? {
         for file in ["scaling_min_freq", "scaling_max_freq", "scaling_governor"] {

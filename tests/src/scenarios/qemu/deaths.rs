@@ -106,7 +106,7 @@ fn soon(is_so: impl FnMut() -> Result<bool>) -> Result<bool> {
 }
 
 /// What is left of one that was killed early.
-fn early(setup: &Setup, round: u32) -> Result<Vec<String>> {
+pub fn early(setup: &Setup, round: u32) -> Result<Vec<String>> {
     let mut vm = Vm::start(setup)?;
     sleep(drawn(round, MOMENTS));
     let victim = Victim::of(round);

@@ -17,10 +17,10 @@ pub(super) fn bound_file(cpu: u32) -> String {
     format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
 }
 
-pub(super) type Inventory = BTreeMap<String, String>;
+pub type Inventory = BTreeMap<String, String>;
 
 /// Paths that are in only one of two states, or have another value there.
-pub(super) fn changes(before: &Inventory, after: &Inventory) -> Vec<String> {
+pub fn changes(before: &Inventory, after: &Inventory) -> Vec<String> {
     let paths: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let differ = paths
         .into_iter()
@@ -74,7 +74,7 @@ const OWN_WAY: &[&str] = &[
 ];
 
 /// All values, with every cgroup and every kernel thread's scheduling.
-pub(super) fn everything() -> Result<Inventory> {
+pub fn everything() -> Result<Inventory> {
     let mut state = Inventory::new();
     for (folder, ends) in KEPT {
         collect(Path::new(folder), ends, &mut state);
