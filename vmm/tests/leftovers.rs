@@ -27,7 +27,7 @@ use std::{
 
 use tempfile::TempDir;
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir, VmmRecord, owner_of};
-use vcpufreq_device::host::{GroupRecord, HostRoot, RaisedGroups, stat_field};
+use vcpufreq_device::host::{GroupRecord, HostRoot, stat_field};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 /// A machine may be busy with something else.
@@ -92,13 +92,8 @@ impl Vmm {
             raised_min: false,
         });
         let record = VmmRecord {
-            owner,
             groups,
-            rt: None,
-            pinned: Vec::new(),
-            threads: Vec::new(),
-            adopted: None,
-            raised: RaisedGroups::default(),
+            ..VmmRecord::new(owner)
         };
         Self {
             child,

@@ -23,7 +23,7 @@ use std::{
 
 use tempfile::TempDir;
 use vcpufreq::lifecycle::state::{Owner, ROOT_DIR, VmmRecord, owner_of};
-use vcpufreq_device::host::{GroupRecord, HostRoot, RaisedGroups};
+use vcpufreq_device::host::{GroupRecord, HostRoot};
 use vcpufreq_rt::{Entry, Format, Partition, Profile, Target};
 
 const NOBODY: u32 = 65534;
@@ -154,18 +154,14 @@ impl Scene {
         match kind {
             Kind::Rt => rt_record(path, "planted"),
             Kind::Vmm => serde_json::to_string(&VmmRecord {
-                owner: dead(),
                 groups: Some(GroupRecord {
                     group: path.join(format!("vcpufreq.{DEAD}")),
                     origin: path.to_owned(),
                     enabled_cpu: false,
                     raised_min: false,
                 }),
-                rt: None,
                 pinned: vec![1],
-                threads: Vec::new(),
-                adopted: None,
-                raised: RaisedGroups::default(),
+                ..VmmRecord::new(dead())
             })
             .unwrap(),
         }
@@ -412,15 +408,7 @@ fn this_programs_own_records_are_carried_out() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(!scene.place(Kind::Rt).exists());
     let scene = Scene::new(Kind::Vmm);
-    let record = VmmRecord {
-        owner: dead(),
-        groups: None,
-        rt: None,
-        pinned: Vec::new(),
-        threads: Vec::new(),
-        adopted: None,
-        raised: RaisedGroups::default(),
-    };
+    let record = VmmRecord::new(dead());
     let place = scene.place(Kind::Vmm);
     scene.file(&place, &serde_json::to_string(&record).unwrap());
     let output = scene.program(&["cleanup"]);
@@ -438,15 +426,7 @@ fn another_users_socket_is_not_asked() {
     }
     let scene = Scene::new(Kind::Vmm);
     let pid = std::process::id();
-    let record = VmmRecord {
-        owner: owner_of(&HostRoot::default(), pid).unwrap(),
-        groups: None,
-        rt: None,
-        pinned: Vec::new(),
-        threads: Vec::new(),
-        adopted: None,
-        raised: RaisedGroups::default(),
-    };
+    let record = VmmRecord::new(owner_of(&HostRoot::default(), pid).unwrap());
     let dir = scene.path("run/vcpufreq");
     let text = serde_json::to_string(&record).unwrap();
     scene.file(&dir.join(format!("{pid}.json")), &text);

@@ -76,13 +76,8 @@ impl Scene {
         };
         let groups = Some(groups);
         let record = VmmRecord {
-            owner,
             groups,
-            rt: None,
-            pinned: Vec::new(),
-            threads: Vec::new(),
-            adopted: None,
-            raised: RaisedGroups::default(),
+            ..VmmRecord::new(owner)
         };
         self.state.write(&record).unwrap();
     }

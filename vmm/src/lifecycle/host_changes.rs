@@ -123,7 +123,7 @@ fn check_free(dir: &StateDir, host: &HostRoot, mine: &VmmRecord) -> anyhow::Resu
 mod tests {
     //! Promise: a pCPU has one real-time guest.
     use vcpufreq_device::fakes::FakeHost;
-    use vcpufreq_device::host::RaisedGroups;
+
     use vcpufreq_rt::RtHostChanges;
 
     use super::*;
@@ -157,13 +157,9 @@ mod tests {
             let stat = format!("{pid} (vcpufreq) S {}4000", "1 ".repeat(18));
             self.host.write(&format!("proc/{pid}/stat"), stat);
             VmmRecord {
-                owner: owner_of(&self.host.root(), pid).unwrap(),
-                groups: None,
                 rt: (!rt.is_empty()).then(|| changes(rt)),
                 pinned: [rt, pinned].concat(),
-                threads: Vec::new(),
-                adopted: None,
-                raised: RaisedGroups::default(),
+                ..VmmRecord::new(owner_of(&self.host.root(), pid).unwrap())
             }
         }
 

@@ -152,15 +152,7 @@ mod tests {
         fn record(&self, pid: u32) -> VmmRecord {
             let stat = format!("{pid} (vcpufreq) S {}4000", "1 ".repeat(18));
             self.host.write(&format!("proc/{pid}/stat"), stat);
-            VmmRecord {
-                owner: owner_of(&self.host.root(), pid).unwrap(),
-                groups: None,
-                rt: None,
-                pinned: Vec::new(),
-                threads: Vec::new(),
-                adopted: None,
-                raised: RaisedGroups::default(),
-            }
+            VmmRecord::new(owner_of(&self.host.root(), pid).unwrap())
         }
 
         /// Server `pid` serves a VM of the slice, whose vCPU is a thread of that number too.

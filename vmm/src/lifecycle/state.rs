@@ -48,6 +48,19 @@ pub struct VmmRecord {
 }
 
 impl VmmRecord {
+    /// A VMM that makes nothing.
+    pub fn new(owner: Owner) -> Self {
+        Self {
+            owner,
+            groups: None,
+            rt: None,
+            pinned: Vec::new(),
+            threads: Vec::new(),
+            adopted: None,
+            raised: RaisedGroups::default(),
+        }
+    }
+
     /// The pCPUs of its vCPUs.
     pub fn cpus(&self) -> GuestCpus {
         let rt = self.rt.iter().flat_map(|rt| &rt.cpus);

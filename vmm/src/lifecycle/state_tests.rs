@@ -23,23 +23,18 @@ fn host(state: &str, ticks: u64) -> FakeHost {
 
 fn record(pid: u32) -> VmmRecord {
     VmmRecord {
-        owner: Owner {
-            pid,
-            start_ticks: 4000,
-            boot_id: "11111111-2222".to_owned(),
-            pid_namespace: String::new(),
-        },
         groups: Some(GroupRecord {
             group: format!("/sys/fs/cgroup/vcpufreq.{pid}").into(),
             origin: "/sys/fs/cgroup/init".into(),
             enabled_cpu: true,
             raised_min: false,
         }),
-        rt: None,
-        pinned: Vec::new(),
-        threads: Vec::new(),
-        adopted: None,
-        raised: RaisedGroups::default(),
+        ..VmmRecord::new(Owner {
+            pid,
+            start_ticks: 4000,
+            boot_id: "11111111-2222".to_owned(),
+            pid_namespace: String::new(),
+        })
     }
 }
 

@@ -18,9 +18,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use vcpufreq_device::{
     Device,
-    host::{
-        ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, RaisedGroups,
-    },
+    host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree},
     kvm::{BridgeDevice, EventStats, Totals},
 };
 use vcpufreq_rt::{InForce, KernelHost};
@@ -89,13 +87,10 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     let groups = groups.filter(|_| rt.partition().is_none());
     rt.leave_cpus(&host)?;
     let record = VmmRecord {
-        owner: owner_of(&host, std::process::id())?,
         groups,
         rt: rt.changes(&host),
         pinned: config.pinned(),
-        threads: Vec::new(),
-        adopted: None,
-        raised: RaisedGroups::default(),
+        ..VmmRecord::new(owner_of(&host, std::process::id())?)
     };
     let sandbox = Sandbox::by(config.options.sandbox, warn)?.map(Arc::new);
     let changes = HostChanges::begin(record, warn)?;

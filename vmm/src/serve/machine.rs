@@ -12,7 +12,7 @@ use vcpufreq_device::{
     Headroom, VcpuId,
     host::{
         self, ActuatorChoice, ActuatorFacts, ActuatorKind, AdoptedGroups, Chosen, HostActuator,
-        HostRoot, KernelTree, RaisedGroups, Tid,
+        HostRoot, KernelTree, Tid,
     },
 };
 
@@ -312,16 +312,14 @@ impl Starting<'_> {
         };
         let pinned = served.vcpus.iter().flat_map(|vcpu| vcpu.pin.clone());
         Ok(VmmRecord {
-            owner: owner_of(&served.host, std::process::id())?,
             groups,
-            rt: None,
             pinned: pinned.collect(),
             threads: threads.borrowed().to_vec(),
             adopted: match &chosen.kind {
                 ActuatorKind::Adopted(groups) => Some(groups.clone()),
                 _ => None,
             },
-            raised: RaisedGroups::default(),
+            ..VmmRecord::new(owner_of(&served.host, std::process::id())?)
         })
     }
 
