@@ -43,7 +43,8 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
         .strip_prefix("board:kills:")
         .map_or(Ok(KILLS), str::parse)?;
     let host = KillTargets::new(plan)?;
-    let mut random = Random::new(1);
+    // Another number has other moments.
+    let mut random = Random::new(kills);
     let (mut counts, mut left, mut at_work) = (BTreeMap::new(), Vec::new(), 0);
     for round in 0..kills {
         let what = drawn(&mut random);
