@@ -62,6 +62,8 @@ pub struct HostContents<'a> {
     pub systemd: bool,
     /// Whether the host has stock QEMU.
     pub qemu: bool,
+    /// Whether it has EDK2 for that.
+    pub firmware: bool,
     /// Whether it has libvirt.
     pub libvirt: bool,
     /// Whether its disk is the guest's.
@@ -108,6 +110,9 @@ impl Artifacts {
             programs.extend(qemu::PROGRAMS);
         }
         let mut archive = self.base(&kernel, guest.tools, &programs)?;
+        if guest.firmware {
+            qemu::add_firmware(&mut archive, &self.cache)?;
+        }
         if guest.libvirt {
             libvirt::add(&mut archive, &self.cache, &self.root)?;
         }

@@ -370,7 +370,7 @@ const BOOTS: &[Boot] = &[
     boot(Long, 110, "2+2", &["libvirt"]),
     Boot {
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 100, "2+2", &["debian-guest"])
+        ..boot(Long, 160, "2+2", &["debian-guest", "qemu-efi"])
     },
     Boot {
         vmm: GuestVmm::Qemu,

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Debian's QEMU for the host, which starts guests by KVM there. Of its files a kernel that is
-//! booted directly needs the program alone.
+//! booted directly needs the program alone. EDK2 is for the scenario that boots guests by it.
+
+use anyhow::Result;
+
+use crate::cache::{Cache, key};
+use crate::initramfs::Initramfs;
+use crate::packages;
+use crate::root::{BACKPORTS, SUITE};
 
 /// Scenarios that run it, whatever the others' VMM is.
-const SCENARIOS: [&str; 10] = [
+const SCENARIOS: [&str; 11] = [
     "board:kills",
     "debian-guest",
     "libvirt",
@@ -11,10 +18,18 @@ const SCENARIOS: [&str; 10] = [
     "qemu",
     "qemu-control",
     "qemu-deaths",
+    EFI,
     "qemu-life",
     "qemu-moves",
     "qemu-service",
 ];
+
+/// The one with EDK2.
+const EFI: &str = "qemu-efi";
+const PACKAGE: &str = "qemu-efi-aarch64";
+const FIRMWARE: &str = "tree/usr/share/qemu-efi-aarch64/QEMU_EFI.fd";
+/// The same six times, each with as much room as a flash device has.
+const SLIM: &str = "rm -r $1/usr/share/AAVMF";
 
 /// It, and what writes device trees for its guests.
 pub const PROGRAMS: [&str; 2] = ["bin/qemu-system-aarch64", "bin/dtc"];
@@ -48,4 +63,18 @@ pub fn needed(vmm: GuestVmm, scenarios: &[String]) -> bool {
             };
             SCENARIOS.iter().any(is)
         })
+}
+
+/// Whether one of them boots guests by EDK2.
+pub fn firmware_needed(scenarios: &[String]) -> bool {
+    scenarios.iter().any(|name| name == EFI)
+}
+
+/// Adds EDK2 to a host's initial file system.
+pub fn add_firmware(archive: &mut Initramfs, cache: &Cache) -> Result<()> {
+    let parts = [SUITE, BACKPORTS, PACKAGE, SLIM].map(str::as_bytes);
+    let dir = cache.entry(EFI, &key(parts), |to| {
+        packages::unpack(to, "EDK2", &[PACKAGE], &[SLIM])
+    })?;
+    archive.file("lab/firmware", &std::fs::read(dir.join(FIRMWARE))?)
 }

@@ -302,6 +302,7 @@ impl Options {
             crosvm: self.crosvm.as_deref(),
             systemd: systemd::needed(scenarios),
             qemu: qemu::needed(self.vmm, scenarios),
+            firmware: qemu::firmware_needed(scenarios),
             libvirt: libvirt::needed(scenarios),
             disk: guest_disk::needed(scenarios),
             board: board::needed(scenarios).then(|| self.driver.module()),

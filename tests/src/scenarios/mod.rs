@@ -86,6 +86,7 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "qemu-life" => qemu::life::run(plan),
         "qemu-moves" => qemu::moves::run(plan),
         "qemu-service" => qemu::service::run(),
+        "qemu-efi" => qemu::efi::run(plan),
         "qemu-deaths" => qemu::deaths::run(plan),
         "debian-guest" => qemu::debian::run(),
         "libvirt" => qemu::libvirt::run(plan),

@@ -6,6 +6,7 @@
 pub mod control;
 pub mod deaths;
 pub mod debian;
+pub mod efi;
 pub mod libvirt;
 pub mod life;
 pub mod moves;
