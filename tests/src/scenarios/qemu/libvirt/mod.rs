@@ -43,7 +43,7 @@ const ENDS: Duration = Duration::from_secs(60);
 const QEMU_CONF: &str = "stdio_handler = \"file\"\nsave_image_format = \"gzip\"\n";
 const LIBVIRTD_CONF: &str = "/run/libvirtd.conf";
 /// The XML that a person starts from.
-const EXAMPLE: &str = include_str!("../../../../docs/examples/libvirt.xml");
+const EXAMPLE: &str = include_str!("../../../../../docs/examples/libvirt.xml");
 const DOMAIN: &str = "/run/lab.xml";
 const SAVED: &str = "/run/lab.saved";
 const BASE: &str = "/run/base.dtb";
@@ -352,7 +352,7 @@ mod tests {
     //! The page and its example have one device, and the scenario tries that.
     use super::*;
 
-    const PAGE: &str = include_str!("../../../../docs/qemu.md");
+    const PAGE: &str = include_str!("../../../../../docs/qemu.md");
 
     #[test]
     fn the_page_the_example_and_the_scenario_have_one_device() {
