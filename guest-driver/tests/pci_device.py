@@ -12,7 +12,7 @@ import contextlib
 import re
 
 from checks import (CPUFREQ, MAX, expect, expect_calm, expect_said, expect_speed, governor,
-                    suspend, until, utilization)
+                    has_model, suspend, until, utilization)
 from guest import ARM64, CPUS, CUR_PERF, PERF_DOMAIN, PERFTBL_LEN, SET_PERF, X86_64, Guest
 from ivshmem import CAPACITY, FEATURES, MAGIC, PEER, PERFTBL, SIZE, VCPUS, VERSION, Memory
 
@@ -112,8 +112,10 @@ def domain_in_one_page(args):
 
 
 def on_x86_64(args):
-    """No capacity, and no speed of a CPU for the scheduler: the architecture's are the guest's."""
+    """An energy model; no capacity, and no speed of a CPU for the scheduler: the architecture's are
+    the guest's."""
     with bound(args, X86_64) as (guest, memory):
+        expect("energy models", [has_model(guest, cpu) for cpu in range(CPUS)], [True] * CPUS)
         shown(guest, memory)
         hotplug(guest, memory)
         suspend(guest, lambda cpu: asked(memory)[cpu])
