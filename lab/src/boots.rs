@@ -367,7 +367,7 @@ const BOOTS: &[Boot] = &[
         )
     },
     boot(Long, 70, "2+2", &["qemu-service"]),
-    boot(Long, 110, "2+2", &["libvirt"]),
+    boot(Long, 130, "2+2", &["libvirt"]),
     Boot {
         vmm: GuestVmm::Qemu,
         ..boot(Long, 160, "2+2", &["debian-guest", "qemu-efi"])

@@ -10,7 +10,7 @@ use crate::debian;
 use crate::initramfs::Initramfs;
 
 /// The scenarios that need it.
-const SCENARIOS: [&str; 2] = ["qemu-service", "systemd"];
+const SCENARIOS: [&str; 3] = ["libvirt", "qemu-service", "systemd"];
 /// The units that this project ships.
 const SHIPPED: [&str; 3] = [
     "vcpufreq-serve@.service",

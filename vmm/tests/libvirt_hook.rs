@@ -5,7 +5,7 @@
 //! - A domain as in the example has its socket started before it, and stopped after its end.
 //! - Nothing is done for a domain without the device, for one with another server, or at other times.
 //! - A device tree beside which QEMU's own lies is made anew. If that fails, the tree stays, and the
-//!   domain starts, unless QEMU's own is newer.
+//!   domain starts, unless QEMU's own is newer, or there is none.
 //! - If the socket can't be started, the hook fails, and libvirt doesn't start the domain.
 
 #![allow(clippy::unwrap_used)]
@@ -141,6 +141,13 @@ fn a_tree_is_made_of_qemus_own() {
     assert!(failed.said.contains("stays as it is"), "{}", failed.said);
     assert_eq!(fs::read_to_string(&tree).unwrap(), "made");
     assert!(!host.path().join("guest.dtb.new").exists());
+
+    fs::rename(&tree, host.path().join("kept")).unwrap();
+    let none = host.call("NAME", PREPARE, &xml);
+    assert_eq!((none.code, none.calls.len()), (1, 0));
+    let line = format!("vcpufreq: domain NAME: there is no {}\n", tree.display());
+    assert_eq!(none.said, line);
+    fs::rename(host.path().join("kept"), &tree).unwrap();
 
     let base = fs::File::options().write(true).open(&base);
     let later = SystemTime::now() + Duration::from_secs(60);

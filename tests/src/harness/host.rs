@@ -3,7 +3,7 @@
 
 use std::fs::{File, Permissions};
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -133,8 +133,10 @@ fn raw_result_port() -> Result<()> {
 }
 
 fn result_port() -> Result<File> {
-    let port = File::options().write(true).read(true).open(RESULTS);
-    port.context(RESULTS)
+    let mut port = File::options();
+    // A terminal of a service's children would have them ask there for passwords.
+    port.write(true).read(true).custom_flags(libc::O_NOCTTY);
+    port.open(RESULTS).context(RESULTS)
 }
 
 /// Tells the lab which of a scenario's parts begins. It is work of this CPU and an interrupt: none

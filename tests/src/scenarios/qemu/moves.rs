@@ -23,18 +23,12 @@ const MOVES_BY: &str = "unix:/run/moves";
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
-    // Of each policy the first pCPU, and the last one.
-    let pcpus = |last: bool| {
-        let of = |policy: &Policy| match last {
-            true => policy.cpus.last().copied(),
-            false => policy.cpus.first().copied(),
-        };
-        policies.iter().filter_map(of).collect::<Vec<_>>()
-    };
     let [source, target] = [false, true].map(|last| Setup {
         vmm: Vmm::Qemu,
         silent: true,
-        ..plan.mirroring(&pcpus(last)).with(&["--clamp", "exact"])
+        ..plan
+            .mirroring(&pcpus(&policies, last))
+            .with(&["--clamp", "exact"])
     });
     let mut vm = Vm::boot_prepared(&source, |command| qmp::listen(command, QMP[0]))?;
     plan.load_driver(&mut vm)?;
@@ -71,6 +65,15 @@ pub fn run(plan: &Plan) -> Result<Value> {
     }))
 }
 
+/// Of each policy the first pCPU, or the last one.
+pub fn pcpus(policies: &[Policy], last: bool) -> Vec<u32> {
+    let of = |policy: &Policy| match last {
+        true => policy.cpus.last().copied(),
+        false => policy.cpus.first().copied(),
+    };
+    policies.iter().filter_map(of).collect()
+}
+
 /// Loads a snapshot of a guest that had requested its highest OPPs, and requests its lowest.
 fn snapshot(vm: &mut Vm, qmp: &mut QmpClient, policies: &[Policy]) -> Result<Value> {
     const SIZE: u64 = 1 << 30;
@@ -103,7 +106,8 @@ fn snapshot(vm: &mut Vm, qmp: &mut QmpClient, policies: &[Policy]) -> Result<Val
     }))
 }
 
-fn request(vm: &mut Vm, policies: &[Policy], khz: fn(&Policy) -> u32) -> Result<()> {
+/// Requests that of each vCPU.
+pub fn request(vm: &mut Vm, policies: &[Policy], khz: fn(&Policy) -> u32) -> Result<()> {
     for (vcpu, policy) in policies.iter().enumerate() {
         set_governor(vm, vcpu, "userspace")?;
         ask_for(vm, vcpu, khz(policy))?;
@@ -112,7 +116,7 @@ fn request(vm: &mut Vm, policies: &[Policy], khz: fn(&Policy) -> u32) -> Result<
 }
 
 /// Whether each vCPU has the clamp of a request for that.
-fn in_force(vm: &Vm, policies: &[Policy], khz: fn(&Policy) -> u32) -> Result<Value> {
+pub fn in_force(vm: &Vm, policies: &[Policy], khz: fn(&Policy) -> u32) -> Result<Value> {
     let clamps = (0..policies.len()).map(|vcpu| vm.clamp(vcpu));
     let clamps: Vec<(u32, u32)> = clamps.collect::<Result<_>>()?;
     let wanted = policies.iter().map(|policy| policy.util(khz(policy)));

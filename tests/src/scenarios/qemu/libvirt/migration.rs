@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Live migration to another libvirt, with its own server, which the hook starts there. libvirt
+//! moves no domain within one host: the other one has a name, a number and a state of its own.
+
+use std::fs;
+use std::process::Command;
+use std::thread::sleep;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::daemon::Daemon;
+use super::domain::{self, LibvirtDomain, STARTED, STOPPED};
+use super::groups::{VcpuGroup, still_clamped};
+use crate::harness::policy::Policy;
+use crate::harness::wait::SOON;
+use crate::scenarios::device::driver::follows;
+use crate::scenarios::qemu::moves::{in_force, pcpus, request};
+
+const XML: &str = "/run/moved.xml";
+
+/// Moves the domain while each vCPU requests its highest OPP. What becomes of that, until its end.
+pub fn migrated(source: &mut Daemon, from: &LibvirtDomain, policies: &[Policy]) -> Result<Value> {
+    let to = LibvirtDomain {
+        name: "moved",
+        pins: pcpus(policies, true),
+    };
+    to.make_console()?;
+    to.write_options()?;
+    let mut target = Daemon::start_elsewhere(&to)?;
+    request(&mut source.vm, policies, Policy::max)?;
+    let groups = VcpuGroup::all(&source.vm, policies.len())?;
+    migrate(source, from, &target, &to)?;
+    sleep(SOON);
+    let there = groups.iter().filter(|group| group.exists());
+    let left_there: Vec<Value> = there.map(VcpuGroup::json).collect();
+    let units = [from.states()?, to.states()?];
+    target.find_qemu()?;
+    let in_force = in_force(&target.vm, policies, Policy::max)?;
+    let moved = VcpuGroup::all(&target.vm, policies.len())?;
+    let follows = follows(&mut target.vm, policies).map_err(|error| format!("{error:#}"));
+    target.power_off()?;
+    let ended = to.states()?;
+    // Both have groups above them in common.
+    let left = [still_clamped(&groups)?, still_clamped(&moved)?].concat();
+    let said = target.end()?;
+    let held = in_force["held"] == true
+        && follows.is_ok()
+        && moved.iter().all(VcpuGroup::held)
+        && units[0] == STOPPED
+        && units[1] == STARTED
+        && ended == STOPPED
+        && left_there.is_empty()
+        && left.is_empty();
+    Ok(json!({
+        "held": held, "in_force": in_force, "follows": follows.err(), "units": units,
+        "groups": moved.iter().map(VcpuGroup::json).collect::<Vec<_>>(), "units_after_end": ended,
+        "left_at_source": left_there, "left": left, "libvirt_said": said,
+    }))
+}
+
+fn migrate(
+    source: &Daemon,
+    from: &LibvirtDomain,
+    target: &Daemon,
+    to: &LibvirtDomain,
+) -> Result<()> {
+    let mut loopback = Command::new("/bin/busybox");
+    let status = loopback.args(["ifconfig", "lo", "up"]).status()?;
+    ensure!(status.success(), "no loopback interface");
+    // As on the other host: it has its own console, server and pCPUs.
+    let mut xml = source.virsh(&["dumpxml", "--migratable", from.name])?;
+    let mut changes = vec![(from.console(), to.console()), (from.server(), to.server())];
+    for (vcpu, (old, new)) in from.pins.iter().zip(&to.pins).enumerate() {
+        changes.push((
+            LibvirtDomain::pin(vcpu, *old),
+            LibvirtDomain::pin(vcpu, *new),
+        ));
+    }
+    for (old, new) in changes {
+        ensure!(xml.contains(&old), "no {old} in {xml}");
+        xml = xml.replace(&old, &new);
+    }
+    domain::write(XML, &xml)?;
+    let words = [
+        "migrate",
+        "--live",
+        from.name,
+        &target.uri(),
+        "--dname",
+        to.name,
+    ];
+    source.virsh(
+        &[
+            &words[..],
+            &["--migrateuri", "tcp://127.0.0.1", "--xml", XML],
+        ]
+        .concat(),
+    )?;
+    fs::remove_file(XML)?;
+    Ok(())
+}
