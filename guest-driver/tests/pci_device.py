@@ -58,6 +58,8 @@ def memories_that_are_refused(args):
     others = range(FIRST_SLOT + len(REFUSED), FIRST_SLOT + len(REFUSED) + 3)
     for slot, size, plain in zip(others, (BAR, 0x1000, BAR), (False, False, True)):
         memories.append(Memory(args.folder, slot, size, {MAGIC: 0}, plain))
+    # Without the pages that its header has.
+    memories.append(Memory(args.folder, others.stop, 0x1000, {}))
     with Guest(args.kernel, args.modules, args.folder, "", memories) as guest:
         guest.dmesg()
         guest.run("busybox insmod /vcpufreq_guest.ko")
@@ -66,6 +68,8 @@ def memories_that_are_refused(args):
             expect_said(log, f"0000:00:{slot:02x}.0: error -EINVAL: .*{text}")
             said = re.findall(f"vcpufreq-guest 0000:00:{slot:02x}.0: error", log)
             expect(f"messages of {slot:02x}.0", len(said), 1)
+        expect_said(log, f"0000:00:{others.stop:02x}.0: error -EINVAL: "
+                         "the memory's header has 16384 bytes, the memory has 0x0*1000")
         for slot in others:
             expect_alone(guest, log, f"0000:00:{slot:02x}.0")
         bound = guest.run("busybox ls /sys/bus/pci/drivers/vcpufreq-guest")
