@@ -3,7 +3,7 @@
 
 LAB = lab/start
 
-.PHONY: demo demo-qemu bench test test-long bench-paths figures packages release lab-shell lab-setup book \
+.PHONY: demo demo-qemu bench test test-long test-instrumented bench-paths figures packages release lab-shell lab-setup book \
 	fuzz sanitize
 
 demo: ## the whole loop on an emulated Arm host, as a table
@@ -20,6 +20,9 @@ test: ## checks on the sources, the crates' tests, and the scenarios that find m
 
 test-long: ## the other scenarios: floods, kills, the bench's bounds, other kernels and topologies; MINUTES=30 begins no host later
 	@$(LAB) test --long $(if $(MINUTES),--minutes $(MINUTES))
+
+test-instrumented: ## scenarios on kernels with KASAN, lockdep, kmemleak, UBSAN, and KCSAN, which are built first
+	@$(LAB) test --instrumented
 
 bench-paths: ## what an access costs by each path: out/paths.json, and its table in docs/
 	@$(LAB) bench-paths

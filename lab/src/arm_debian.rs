@@ -149,6 +149,7 @@ impl<'a> ArmDebian<'a> {
                     writable: false,
                 },
             ],
+            parallel: false,
             gib_page: false,
         };
         let initrd = dir.join("initramfs");

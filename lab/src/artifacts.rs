@@ -12,7 +12,7 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::progress::Step;
 use crate::root::Root;
-use crate::{board, debian, libvirt, qemu, systemd, tools};
+use crate::{board, debian, libvirt, own_kernel, qemu, systemd, tools};
 
 pub const HOST_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
@@ -100,8 +100,8 @@ impl Artifacts {
         guest: HostContents<'_>,
         plan: &str,
     ) -> Result<Vec<u8>> {
-        let kernel = Kernel::find(&self.root, host)?;
-        let guest_kernel = Kernel::find(&self.root, guest.flavor)?;
+        let kernel = self.kernel(host)?;
+        let guest_kernel = self.kernel(guest.flavor)?;
         let mut programs = Vec::new();
         if guest.systemd {
             programs.extend(systemd::PROGRAMS);
@@ -194,6 +194,14 @@ impl Artifacts {
         }
         debian::add(&mut archive, &self.root, None, &programs)?;
         Ok(archive)
+    }
+
+    /// The kernel of this flavor; builds one of the lab's own when it isn't there yet.
+    pub fn kernel(&self, flavor: Flavor) -> Result<Kernel> {
+        match own_kernel::name(flavor) {
+            Some(name) => own_kernel::built(&self.cache, &self.root, &self.repo, name),
+            None => Kernel::find(&self.root, flavor),
+        }
     }
 
     /// The checkout.

@@ -3,13 +3,13 @@
 
 use std::cmp::Reverse;
 
-use crate::kernel::Flavor::{self, Old, Rt, Standard};
+use crate::kernel::Flavor::{self, Checked, Kcsan, Old, Rt, Standard};
 use crate::qemu::GuestVmm;
 use crate::run::Driver::{self, Mainline, Ours};
 use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
 use crate::tools;
 
-use Set::{Long, Short};
+use Set::{Instrumented, Long, Short};
 
 /// Which command carries a boot out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub enum Set {
     Short,
     /// `make test-long`.
     Long,
+    /// `make test-instrumented`.
+    Instrumented,
 }
 
 /// One boot of an emulated host and what is tried on it.
@@ -42,6 +44,8 @@ pub struct Boot {
     pub cpu: &'static str,
     /// The version of the emulated interrupt controller.
     pub gic: u8,
+    /// Whether the emulated CPUs run at once, in real time.
+    pub parallel: bool,
     /// What is tried, in this order.
     pub scenarios: &'static [&'static str],
 }
@@ -63,7 +67,25 @@ const fn boot(
         vmm: GuestVmm::Vcpufreq,
         cpu: DEFAULT_CPU,
         gic: DEFAULT_GIC,
+        parallel: false,
         scenarios,
+    }
+}
+
+/// On a kernel that checks memory and locks.
+const fn checked(about_s: u32, scenarios: &'static [&'static str]) -> Boot {
+    Boot {
+        host: Checked,
+        ..boot(Instrumented, about_s, "2+2", scenarios)
+    }
+}
+
+/// On one that looks for data races.
+const fn raced(about_s: u32, scenarios: &'static [&'static str]) -> Boot {
+    Boot {
+        host: Kcsan,
+        parallel: true,
+        ..boot(Instrumented, about_s, "2+2", scenarios)
     }
 }
 
@@ -403,6 +425,12 @@ const BOOTS: &[Boot] = &[
     },
     boot(Long, 40, "2+2", &["repeat"]),
     boot(Long, 40, "2+2", &["repeat"]),
+    // Kernels with checks of their own: values and counts, which don't depend on their speed.
+    checked(300, &["planted"]),
+    checked(300, &["boot", "doctor", "opps-exact"]),
+    // Data races show where CPUs run at once.
+    raced(300, &["planted"]),
+    raced(300, &["boot"]),
 ];
 
 /// A set's boots, the longest first, so that those at a time end at about the same time.
@@ -416,7 +444,7 @@ impl Boot {
     /// What tells it from others.
     pub fn name(&self) -> String {
         format!(
-            "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}",
+            "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}{}",
             self.topology,
             self.host,
             self.guest,
@@ -425,6 +453,7 @@ impl Boot {
             self.vmm.name(),
             self.cpu,
             self.gic,
+            if self.parallel { " parallel" } else { "" },
         )
     }
 }
@@ -453,14 +482,14 @@ mod tests {
     #[test]
     fn each_scenario_is_in_one_set() {
         let mut seen = BTreeSet::new();
-        for entry in [entries(Short), entries(Long)].concat() {
+        for entry in [entries(Short), entries(Long), entries(Instrumented)].concat() {
             assert!(seen.insert(entry.clone()), "twice: {entry:?}");
         }
     }
 
     #[test]
     fn a_boot_has_each_sampled_scenario() {
-        let all = [entries(Short), entries(Long)].concat();
+        let all = [entries(Short), entries(Long), entries(Set::Instrumented)].concat();
         for name in SAMPLED {
             let own = |one: &str| is_sampled(one) && one.starts_with(name);
             assert!(all.iter().any(|(_, one)| own(one)), "{name}");

@@ -3,7 +3,7 @@
 //!
 //! Everything that a run depends on is fixed: instruction-counted time, the
 //! clock, the seed, the kernel's placement. Two runs of the same parts give
-//! the same output to the byte.
+//! the same output to the byte, unless the CPUs run at once.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -53,6 +53,8 @@ pub struct Board<'a> {
     pub cpu: &'a str,
     /// The version of its interrupt controller, 2 or 3.
     pub gic: u8,
+    /// Whether its CPUs run at once, each in a thread of the emulator, and time is real.
+    pub parallel: bool,
     /// Its disks, in turn.
     pub disks: Vec<Disk>,
     /// Whether a page of 1 GiB is wanted of it.
@@ -148,13 +150,16 @@ impl Board<'_> {
     }
 
     fn args(&self, initrd: &Path, cmdline: &str) -> Result<Vec<String>> {
-        let image = format!("/boot/vmlinuz-{}", self.kernel.release);
+        let image = self.root.inside(&self.kernel.image)?;
         let dtb = self.root.inside(&self.device_tree()?)?;
         let mut args = self.machine("");
+        let time = match self.parallel {
+            true => ["-accel", "tcg,thread=multi"],
+            false => ["-icount", "shift=1,sleep=off"],
+        };
+        args.extend(time.map(String::from));
         args.extend(
             [
-                "-icount",
-                "shift=1,sleep=off",
                 "-rtc",
                 "base=2026-01-01,clock=vm",
                 "-seed",

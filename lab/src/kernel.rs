@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The kernels in the toolchain root, and modules built for them.
+//! Kernels, and modules built for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::kernel_source;
 use crate::progress::Step;
 use crate::root::Root;
 
-/// Which of Debian's kernels.
+/// Which kernel: one of Debian's, or of the lab's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Flavor {
     /// `linux-image-arm64`.
@@ -20,19 +20,27 @@ pub enum Flavor {
     Rt,
     /// Debian stable's own, which has no uclamp; the others are from backports.
     Old,
+    /// The lab's own, with KASAN, kmemleak, UBSAN and lockdep.
+    Checked,
+    /// The lab's own, with KCSAN.
+    Kcsan,
 }
 
-/// A kernel in the root.
+/// A kernel.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     /// As `uname -r` prints it.
     pub release: String,
     /// The boot image, as seen from outside the root.
     pub image: PathBuf,
+    /// What modules are built against, as seen from inside the root.
+    pub headers: String,
+    /// Its own modules, where they aren't packed ones in the root.
+    pub unpacked: Option<PathBuf>,
 }
 
 impl Kernel {
-    /// Finds the kernel of this flavor.
+    /// Finds Debian's kernel of this flavor.
     pub fn find(root: &Root, flavor: Flavor) -> Result<Self> {
         let boot = root.dir().join("boot");
         let mut found: Vec<String> = fs::read_dir(&boot)
@@ -45,10 +53,17 @@ impl Kernel {
         let chosen = match flavor {
             Flavor::Old => found.into_iter().next(),
             Flavor::Standard | Flavor::Rt => found.pop(),
+            Flavor::Checked | Flavor::Kcsan => None,
         };
         let release = chosen.with_context(|| format!("no {flavor:?} kernel in the root"))?;
         let image = boot.join(format!("vmlinuz-{release}"));
-        Ok(Self { release, image })
+        let headers = format!("/usr/src/linux-headers-{release}");
+        Ok(Self {
+            release,
+            image,
+            headers,
+            unpacked: None,
+        })
     }
 
     /// Builds the out-of-tree modules in `source` (below this checkout)
@@ -60,7 +75,7 @@ impl Kernel {
         repo: &Path,
         source: &ModuleSource,
     ) -> Result<PathBuf> {
-        let mut parts = vec![self.release.clone().into_bytes(), root.id().into_bytes()];
+        let mut parts = vec![self.headers.clone().into_bytes(), root.id().into_bytes()];
         parts.extend(source.content(repo)?);
         let name = format!("{}-{}", source.name, self.release);
         cache
@@ -84,7 +99,7 @@ impl Kernel {
     pub fn mainline_driver(&self, cache: &Cache, root: &Root) -> Result<PathBuf> {
         let source =
             kernel_source::unpacked(cache, root)?.join("drivers/cpufreq/virtual-cpufreq.c");
-        let key = key([self.release.as_bytes(), root.id().as_bytes()]);
+        let key = key([self.headers.as_bytes(), root.id().as_bytes()]);
         cache.entry(&format!("mainline-driver-{}", self.release), &key, |to| {
             fs::copy(&source, to.join("virtual-cpufreq.c"))?;
             fs::write(to.join("Kbuild"), "obj-m := virtual-cpufreq.o\n")?;
@@ -94,11 +109,10 @@ impl Kernel {
 
     /// Builds the modules in a folder of the cache.
     fn make(&self, root: &Root, folder: &Path, options: &[&str]) -> Result<()> {
-        let headers = format!("/usr/src/linux-headers-{}", self.release);
         let modules = format!("M={}", root.inside(folder)?);
         let mut args = vec![
             "-C",
-            &headers,
+            &self.headers,
             &modules,
             "ARCH=arm64",
             "CROSS_COMPILE=aarch64-linux-gnu-",
@@ -111,6 +125,10 @@ impl Kernel {
 
     /// A module of the kernel's own, decompressed.
     pub fn own_module(&self, cache: &Cache, root: &Root, path: &str) -> Result<Vec<u8>> {
+        if let Some(modules) = &self.unpacked {
+            let file = modules.join(format!("{path}.ko"));
+            return fs::read(&file).with_context(|| file.display().to_string());
+        }
         let packed = format!("/usr/lib/modules/{}/kernel/{path}.ko.xz", self.release);
         let name = path.rsplit('/').next().unwrap_or(path);
         let key = key([packed.as_bytes(), root.id().as_bytes()]);

@@ -54,7 +54,7 @@ pub fn bindings(cache: &Cache, root: &Root) -> Result<PathBuf> {
 }
 
 /// Name of the archive: `linux-source-7.2.tar.xz`.
-fn packed(root: &Root) -> Result<String> {
+pub fn packed(root: &Root) -> Result<String> {
     let folder = root.dir().join("usr/src");
     fs::read_dir(&folder)?
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())

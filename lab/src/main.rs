@@ -34,6 +34,7 @@ mod kernel_source;
 mod libvirt;
 mod namespace;
 mod out;
+mod own_kernel;
 mod packages;
 mod progress;
 mod qemu;
@@ -92,6 +93,9 @@ enum LabCommand {
         /// What takes longest: floods, kills, the bench's bounds, other kernels and topologies
         #[arg(long)]
         long: bool,
+        /// Hosts and guests on kernels with checks of their own, which are built first
+        #[arg(long, conflicts_with = "long")]
+        instrumented: bool,
         /// The emulated hosts alone, with a pause of so many us before each scenario, as
         /// `run --later-us` makes: another draw of what depends on chance
         #[arg(long)]
@@ -150,10 +154,15 @@ fn dispatch(command: LabCommand) -> Result<bool> {
         } => bench::run(&artifacts, &repo, &topology, &scenarios),
         LabCommand::Test {
             long,
+            instrumented,
             later_us,
             minutes,
         } => {
-            let set = if long { Set::Long } else { Set::Short };
+            let set = match (long, instrumented) {
+                (true, _) => Set::Long,
+                (_, true) => Set::Instrumented,
+                _ => Set::Short,
+            };
             let at_most = minutes.map(|minutes| Duration::from_secs(60 * minutes));
             suite::run(&artifacts, &repo, set, later_us, at_most)
         }

@@ -36,6 +36,10 @@ const PACKAGES: &[&str] = &[
     "libbpf-dev",
     "clang",
     "bpftool",
+    // Kernels of the lab's own.
+    "bc",
+    "bison",
+    "flex",
     // BTF of modules; what libbpf is linked with, statically.
     "pahole",
     "libelf-dev:arm64",

@@ -18,6 +18,7 @@ use crate::guest_disk;
 use crate::kernel::{Flavor, Kernel};
 use crate::libvirt;
 use crate::out;
+use crate::own_kernel;
 use crate::progress::{Step, above};
 use crate::qemu::{self, GuestVmm};
 use crate::result_port::{self, Far};
@@ -61,6 +62,9 @@ pub struct Options {
     /// Version of the emulated interrupt controller: guests of a host with version 2 have it too
     #[arg(long, default_value_t = DEFAULT_GIC, value_parser = clap::value_parser!(u8).range(2..=3))]
     pub gic: u8,
+    /// Run the emulated CPUs at once, in real time: no run repeats, and no time holds
+    #[arg(long)]
+    pub parallel: bool,
     /// Pause for so long before each scenario, in us of virtual time: another draw of what
     /// depends on chance, since a run repeats exactly
     #[arg(long, default_value_t = 0)]
@@ -130,6 +134,7 @@ impl Options {
             vmm: GuestVmm::Vcpufreq,
             cpu: DEFAULT_CPU.to_owned(),
             gic: DEFAULT_GIC,
+            parallel: false,
             later_us: 0,
             crosvm: None,
             packaged: false,
@@ -263,7 +268,7 @@ impl Options {
     fn host(&self, artifacts: &Artifacts, repo: &Path) -> Result<(Topology, Kernel)> {
         Ok((
             Topology::named(&self.topology, &repo.join("lab/topologies"))?,
-            Kernel::find(&artifacts.root, self.host)?,
+            artifacts.kernel(self.host)?,
         ))
     }
 
@@ -280,6 +285,7 @@ impl Options {
             kernel,
             cpu: &self.cpu,
             gic: self.gic,
+            parallel: self.parallel,
             disks: Vec::new(),
             gib_page: self.scenarios.iter().any(|name| name == "rt-guest"),
         }
@@ -290,6 +296,8 @@ impl Options {
             "scenarios": scenarios, "driver": self.driver.module(), "path": self.path,
             "vmm": self.vmm.name(),
             "later_us": self.later_us,
+            "watch": own_kernel::name(self.host).is_some(),
+            "watch_guests": own_kernel::name(self.guest).is_some(),
         });
         let package = self
             .packaged

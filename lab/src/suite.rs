@@ -14,7 +14,7 @@ use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
 use crate::artifacts::Artifacts;
-use crate::boots::Set::{self, Long, Short};
+use crate::boots::Set::{self, Instrumented, Long, Short};
 use crate::boots::{self, Boot};
 use crate::c_checks;
 use crate::checks;
@@ -51,6 +51,7 @@ pub fn run(
     let file = match set {
         Short => "test.json",
         Long => "test-long.json",
+        Instrumented => "test-instrumented.json",
     };
     let whole = !tried.iter().any(|one| one.verdict == no_time());
     out::write(repo, file, json!({ "whole": whole, "results": results }))?;
@@ -296,6 +297,7 @@ impl Boot {
             vmm: self.vmm,
             cpu: self.cpu.to_owned(),
             gic: self.gic,
+            parallel: self.parallel,
             later_us,
             limit_s: 1800,
             about_s: Some(self.about_s.into()),

@@ -11,6 +11,7 @@ use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module}
 
 use crate::harness::access_cost;
 use crate::harness::guest_shell;
+use crate::harness::kernel_log;
 use crate::harness::load::{self, Load};
 use crate::harness::random::Random;
 use crate::harness::registers::{Requests, register};
@@ -115,6 +116,7 @@ impl Deeds {
                 Ok(load.stop()?.to_string())
             }
             ["dmesg", pattern] => Ok(dmesg(pattern)?),
+            ["reports"] => reports(),
             _ => bail!("not understood: '{line}'"),
         }
     }
@@ -330,30 +332,17 @@ fn in_device_tree() -> Result<String> {
     bail!("the device tree has no cpufreq device")
 }
 
+/// What the kernel has found wrong.
+fn reports() -> Result<String> {
+    let mut reports = kernel_log::look()?.reports;
+    reports.extend(kernel_log::leaks()?);
+    Ok(reports.join("\n").replace('\n', "\\n"))
+}
+
 /// The kernel's messages that contain a pattern.
 pub fn dmesg(pattern: &str) -> Result<String> {
-    use std::io::{ErrorKind, Read as _};
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let mut log = File::options()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open("/dev/kmsg")?;
-    let mut found = Vec::new();
-    let mut record = [0_u8; 8192];
-    loop {
-        match log.read(&mut record) {
-            Ok(length) => {
-                let text = String::from_utf8_lossy(&record[..length]).into_owned();
-                let message = text.split_once(';').map_or("", |(_, message)| message);
-                if message.contains(pattern) {
-                    found.push(message.trim().replace('\n', " "));
-                }
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            // Records were overwritten while they were read: go on.
-            Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
-            Err(error) => return Err(error).context("/dev/kmsg"),
-        }
-    }
-    Ok(found.join("\\n"))
+    let mut messages = kernel_log::records(&mut kernel_log::open()?)?;
+    messages.retain(|message| message.contains(pattern));
+    let messages = messages.iter().map(|message| message.replace('\n', " "));
+    Ok(messages.collect::<Vec<_>>().join("\\n"))
 }

@@ -18,7 +18,7 @@ use crate::harness::console_commands::{dmesg, insmod};
 use crate::harness::machine::{calm_kernel, mount_at, mount_kernel_files, mount_traces, power_off};
 use crate::harness::plan::Plan;
 use crate::harness::vmm::Vmm;
-use crate::harness::{sysfs, uclamp};
+use crate::harness::{kernel_log, sysfs, uclamp};
 
 /// The second serial port: results, a line of JSON each, and progress, `# DONE OF WHAT`.
 const RESULTS: &str = "/dev/ttyAMA1";
@@ -60,6 +60,10 @@ fn carry_out(run: RunScenario) -> Result<()> {
     raw_result_port()?;
     let plan: Value = serde_json::from_str(&sysfs::text("/lab/plan.json")?)?;
     calm_kernel()?;
+    let watch = plan["watch"] == true;
+    if plan["watch_guests"] == true {
+        kernel_log::watch_guests();
+    }
     uclamp::first_use(None)?;
     for module in [
         "lab_cpufreq",
@@ -108,8 +112,28 @@ fn carry_out(run: RunScenario) -> Result<()> {
                 "calls_refused": dmesg("type=1326").unwrap_or_default(),
             }),
         };
+        if watch {
+            add_reports(&mut result)?;
+        }
         result["scenario"] = name.into();
         report(&result);
+    }
+    if watch {
+        let leaks = kernel_log::leaks()?;
+        report(&json!({ "scenario": "leaks", "held": leaks.is_empty(), "leaks": leaks }));
+    }
+    Ok(())
+}
+
+/// Of a scenario in which the kernel found something wrong nothing holds.
+fn add_reports(result: &mut Value) -> Result<()> {
+    let found = kernel_log::look()?;
+    if !found.reports.is_empty() {
+        result["held"] = false.into();
+        result["kernel_reports"] = found.reports.into();
+    }
+    if !found.elsewhere.is_empty() {
+        result["data_races_elsewhere"] = found.elsewhere.into();
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
-use crate::harness::{sysfs, uclamp};
+use crate::harness::{kernel_log, sysfs, uclamp};
 
 /// The file systems that every kernel offers.
 pub fn mount_kernel_files() -> Result<()> {
@@ -38,7 +38,7 @@ pub fn calm_kernel() -> Result<()> {
     if Path::new(damon).exists() {
         sysfs::write(damon, "N")?;
     }
-    Ok(())
+    kernel_log::calm()
 }
 
 pub fn mount_at(kind: &str, path: &str) -> Result<()> {

@@ -13,6 +13,7 @@ pub mod guest_shell;
 pub mod host;
 #[cfg(target_arch = "aarch64")]
 pub mod injected_call;
+pub mod kernel_log;
 pub mod kernel_threads;
 pub mod kexec;
 pub mod leftovers;

@@ -14,6 +14,7 @@ use vcpufreq_bench::piped::{Piped, child, threads};
 use vcpufreq_device::host::{self, CpuList, Tid, effective_clamp, proc_field, stat_field};
 use vcpufreq_load::answer::{self, READY};
 
+use crate::harness::kernel_log;
 use crate::harness::sysfs;
 use crate::harness::thread_facts::{allowed, scheduling};
 use crate::harness::vmm::{EVENTS, Vmm, behind, vcpu_name};
@@ -182,6 +183,10 @@ impl Vm {
     /// The same, when the VMM is to end with another exit code: 1 after
     /// requests that the host refused.
     pub fn quit_with(mut self, code: i32) -> Result<String> {
+        if kernel_log::guests_are_watched() {
+            let said = self.ask("reports")?;
+            ensure!(said.is_empty(), "the guest's kernel: {said}");
+        }
         self.tell("quit")?;
         self.finish(code)
     }

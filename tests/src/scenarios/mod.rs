@@ -9,6 +9,7 @@ pub mod device;
 pub mod kills;
 pub mod models;
 pub mod paths;
+pub mod planted;
 pub mod qemu;
 pub mod rt;
 
@@ -103,6 +104,7 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "rt-settings" => rt::settings::run(plan),
         "rt-standard" => rt::standard::run(plan),
         "demo" => device::demo::run(plan),
+        "planted" => planted::run(),
         _ if name.split(':').next() == Some("bench") => bench::program::run(plan, name),
         _ if name.split(':').next() == Some("many-vcpus") => device::many_vcpus::run(plan, name),
         _ => bail!("no such scenario"),

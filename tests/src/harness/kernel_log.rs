@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a kernel with checks of its own has found wrong: reports in its log, and leaks.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use crate::harness::sysfs;
+
+/// What a report's first line contains. What kmemleak says is in a file of its own.
+const SIGNS: [&str; 9] = [
+    "BUG: ",
+    "WARNING: ",
+    "UBSAN: ",
+    "ODEBUG: ",
+    "INFO: ",
+    "Internal error",
+    "Unable to handle kernel",
+    "list_add corruption",
+    "list_del corruption",
+];
+/// Of a report these lines are told.
+const LINES: usize = 40;
+/// Where kmemleak is asked, if the kernel has it.
+const KMEMLEAK: &str = "/sys/kernel/debug/kmemleak";
+/// kmemleak takes nothing that is younger than 5 s for lost.
+const OLD_ENOUGH: Duration = Duration::from_secs(6);
+
+/// A data race that involves none of these is the kernel's own: it has many that are known, in
+/// statistics and hints.
+const DATA_RACE: &str = "BUG: KCSAN";
+const OURS: [&str; 3] = ["[vcpufreq_", "[lab_", "bpf_prog_"];
+
+/// The log, read to where the last look ended.
+static LOG: Mutex<Option<File>> = Mutex::new(None);
+
+/// Whether guests have a kernel with checks.
+static GUESTS: AtomicBool = AtomicBool::new(false);
+
+/// Lets guests tell what their kernels have found when they end.
+pub fn watch_guests() {
+    GUESTS.store(true, Ordering::Relaxed);
+}
+
+/// Whether guests are to tell that.
+pub fn guests_are_watched() -> bool {
+    GUESTS.load(Ordering::Relaxed)
+}
+
+/// What was found since the last look.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Reports, each with its first lines.
+    pub reports: Vec<String>,
+    /// First lines of data races that are the kernel's own.
+    pub elsewhere: Vec<String>,
+}
+
+/// The reports that came since the last look, or the start.
+pub fn look() -> Result<Found> {
+    let mut log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
+    let log = match &mut *log {
+        Some(log) => log,
+        none => none.insert(open()?),
+    };
+    Ok(Found::of(&records(log)?))
+}
+
+/// Objects that nothing points to. Takes seconds.
+pub fn leaks() -> Result<Vec<String>> {
+    if !Path::new(KMEMLEAK).exists() {
+        return Ok(Vec::new());
+    }
+    sleep(OLD_ENOUGH);
+    // An object counts as lost when a second scan finds it unchanged.
+    for _ in 0..2 {
+        sysfs::write(KMEMLEAK, "scan")?;
+    }
+    let text = sysfs::text(KMEMLEAK)?;
+    let found = text.split("unreferenced object").skip(1);
+    Ok(found.map(|one| format!("leak:{one}")).collect())
+}
+
+/// Reports none of the present leaks again.
+pub fn forget_leaks() -> Result<()> {
+    sysfs::write(KMEMLEAK, "clear")
+}
+
+/// Turns kmemleak's own scans off, which would be work of a measured CPU.
+pub fn calm() -> Result<()> {
+    match Path::new(KMEMLEAK).exists() {
+        true => sysfs::write(KMEMLEAK, "scan=off"),
+        false => Ok(()),
+    }
+}
+
+/// From the oldest record.
+pub fn open() -> Result<File> {
+    let mut options = File::options();
+    let log = options.read(true).custom_flags(libc::O_NONBLOCK);
+    log.open("/dev/kmsg").context("/dev/kmsg")
+}
+
+/// The messages that weren't read yet.
+pub fn records(log: &mut File) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let mut record = [0_u8; 8192];
+    loop {
+        match log.read(&mut record) {
+            Ok(length) => {
+                let text = String::from_utf8_lossy(&record[..length]).into_owned();
+                let message = text.split_once(';').map_or("", |(_, message)| message);
+                found.push(message.trim_end().to_owned());
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(found),
+            // Records were overwritten while they were read: go on.
+            Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
+            Err(error) => return Err(error).context("/dev/kmsg"),
+        }
+    }
+}
+
+impl Found {
+    fn of(messages: &[String]) -> Self {
+        let mut found = Self::default();
+        for report in reports(messages) {
+            let own = OURS.iter().any(|name| report.contains(name));
+            match report.contains(DATA_RACE) && !own {
+                true => found
+                    .elsewhere
+                    .extend(report.lines().next().map(str::to_owned)),
+                false => found.reports.push(report),
+            }
+        }
+        found
+    }
+}
+
+/// Each from its sign to the next one's.
+fn reports(messages: &[String]) -> Vec<String> {
+    let mut found: Vec<Vec<&str>> = Vec::new();
+    for message in messages {
+        if SIGNS.iter().any(|sign| message.contains(sign)) {
+            found.push(Vec::new());
+        }
+        if let Some(report) = found.last_mut().filter(|report| report.len() < LINES) {
+            report.push(message);
+        }
+    }
+    found.into_iter().map(|report| report.join("\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: each kind of report is found, from its first line on; a data race of the kernel's
+    //! own is told and is no report.
+    use super::*;
+
+    fn found(lines: &[&str]) -> Found {
+        let lines: Vec<String> = lines.iter().map(|&line| line.to_owned()).collect();
+        Found::of(&lines)
+    }
+
+    #[test]
+    fn reports_begin_at_their_signs() {
+        let found = found(&[
+            "lab_cpufreq: 2 policies",
+            "BUG: KASAN: slab-use-after-free in plant+0x1/0x2 [x]",
+            "Read of size 4",
+            "WARNING: possible circular locking dependency detected",
+            "insmod/1 is trying to acquire lock:",
+        ]);
+        assert_eq!(found.reports.len(), 2);
+        assert!(found.reports[0].ends_with("Read of size 4"));
+        assert!(found.reports[1].starts_with("WARNING: possible circular"));
+        assert!(found.elsewhere.is_empty());
+    }
+
+    #[test]
+    fn reports_are_cut_short() {
+        let lines = [&["UBSAN: shift-out-of-bounds"][..], &["x"; 2 * LINES]].concat();
+        assert_eq!(found(&lines).reports[0].lines().count(), LINES);
+    }
+
+    #[test]
+    fn data_races_of_the_kernels_own_are_told_apart() {
+        let own = "BUG: KCSAN: data-race in ktime_get / tick";
+        let ours = "BUG: KCSAN: data-race in apply / apply";
+        let found = found(&[
+            own,
+            " ktime_get+0x1/0x2",
+            ours,
+            " apply+0x1/0x2 [vcpufreq_host]",
+        ]);
+        assert_eq!(found.elsewhere, [own]);
+        assert_eq!(found.reports.len(), 1);
+        assert!(found.reports[0].starts_with(ours));
+    }
+}
