@@ -426,8 +426,48 @@ const BOOTS: &[Boot] = &[
     boot(Long, 40, "2+2", &["repeat"]),
     boot(Long, 40, "2+2", &["repeat"]),
     // Kernels with checks of their own: values and counts, which don't depend on their speed.
-    checked(300, &["planted"]),
-    checked(300, &["boot", "doctor", "opps-exact"]),
+    checked(70, &["planted"]),
+    checked(
+        600,
+        &[
+            "boot",
+            "doctor",
+            "governor",
+            "opps-exact",
+            "domain",
+            "driver",
+            "restart",
+            "host-fails",
+            "pin-offline",
+            "thread-actuator",
+            "uclamp",
+            "rt-standard",
+        ],
+    ),
+    checked(
+        600,
+        &[
+            "bpf-page",
+            "bpf-requests",
+            "bpf-arithmetic",
+            "bpf-kfunc-refused",
+            "bpf-limits",
+            "bpf-meddling",
+            "bpf-two-vms",
+            "bpf-shared",
+            "bpf-kill",
+            "bpf-ends",
+        ],
+    ),
+    checked(600, &["no-exit", "stats", "attach", "fallbacks"]),
+    Boot {
+        path: Some("ioeventfd"),
+        ..checked(600, &["order", "opps-exact"])
+    },
+    Boot {
+        guest: Checked,
+        ..boot(Instrumented, 600, "2+2", &["boot", "driver", "opps-exact"])
+    },
     // Data races show where CPUs run at once.
     raced(300, &["planted"]),
     raced(300, &["boot"]),

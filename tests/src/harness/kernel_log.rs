@@ -41,6 +41,10 @@ const OURS: [&str; 3] = ["[vcpufreq_", "[lab_", "bpf_prog_"];
 /// The log, read to where the last look ended.
 static LOG: Mutex<Option<File>> = Mutex::new(None);
 
+/// What a guest's kernel with checks is told, as the lab tells a host's: freed objects are kept in
+/// no list of pointers per CPU, where kmemleak would find those that were lost since.
+pub const CMDLINE: &str = " slab_debug=F,kmalloc-*";
+
 /// Whether guests have a kernel with checks.
 static GUESTS: AtomicBool = AtomicBool::new(false);
 

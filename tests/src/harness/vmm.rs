@@ -7,6 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use vcpufreq_bench::piped::child;
 
+use crate::harness::kernel_log;
+
 /// crosvm, if the host was given one.
 pub const CROSVM: &str = "/bin/crosvm";
 /// Debian's QEMU, if the host was given it.
@@ -76,7 +78,11 @@ impl Setup {
     }
 
     fn cmdline(&self, console: &str) -> String {
-        format!("{console}{CMDLINE} {}", self.cmdline)
+        let checks = match kernel_log::guests_are_watched() {
+            true => kernel_log::CMDLINE,
+            false => "",
+        };
+        format!("{console}{CMDLINE} {}{checks}", self.cmdline)
     }
 
     /// With more options.
