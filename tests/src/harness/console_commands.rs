@@ -335,7 +335,9 @@ fn in_device_tree() -> Result<String> {
 /// What the kernel has found wrong.
 fn reports() -> Result<String> {
     let mut reports = kernel_log::look()?.reports;
-    reports.extend(kernel_log::leaks()?);
+    if kernel_log::has_kmemleak() {
+        reports.extend(kernel_log::leaks()?);
+    }
     Ok(reports.join("\n").replace('\n', "\\n"))
 }
 

@@ -118,7 +118,7 @@ fn carry_out(run: RunScenario) -> Result<()> {
         result["scenario"] = name.into();
         report(&result);
     }
-    if watch {
+    if watch && kernel_log::has_kmemleak() {
         let leaks = kernel_log::leaks()?;
         report(&json!({ "scenario": "leaks", "held": leaks.is_empty(), "leaks": leaks }));
     }
@@ -133,7 +133,7 @@ fn add_reports(result: &mut Value) -> Result<()> {
         result["kernel_reports"] = found.reports.into();
     }
     if !found.elsewhere.is_empty() {
-        result["data_races_elsewhere"] = found.elsewhere.into();
+        result["kernel_reports_elsewhere"] = found.elsewhere.into();
     }
     Ok(())
 }
