@@ -29,19 +29,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
 
 fn scenario(name: &str, plan: &Plan) -> Result<Value> {
     #[cfg(feature = "bpf")]
-    if name == "attach" {
-        return paths::attach::run();
-    }
-    #[cfg(feature = "bpf")]
-    if name == "fallbacks" {
-        return paths::fallbacks::run(plan);
-    }
-    #[cfg(feature = "bpf")]
-    if name == "fallbacks:reset" {
-        return paths::fallbacks::reset(plan);
-    }
-    #[cfg(feature = "bpf")]
-    if let Some(result) = bpf::run(name, plan) {
+    if let Some(result) = with_bpf(name, plan) {
         return result;
     }
     match name {
@@ -108,6 +96,16 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         _ if name.split(':').next() == Some("bench") => bench::program::run(plan, name),
         _ if name.split(':').next() == Some("many-vcpus") => device::many_vcpus::run(plan, name),
         _ => bail!("no such scenario"),
+    }
+}
+
+#[cfg(feature = "bpf")]
+fn with_bpf(name: &str, plan: &Plan) -> Option<Result<Value>> {
+    match name {
+        "attach" => Some(paths::attach::run()),
+        "fallbacks" => Some(paths::fallbacks::run(plan)),
+        "fallbacks:reset" => Some(paths::fallbacks::reset(plan)),
+        _ => bpf::run(name, plan),
     }
 }
 
