@@ -417,7 +417,7 @@ const BOOTS: &[Boot] = &[
             Long,
             90,
             "pixel6",
-            // Of new-thread and little-to-big the guest is three to eight ticks late.
+            // new-thread is up to four ticks late, and little-to-big migrates as early.
             &[
                 "bench:big-ramp:step-down:--variant=host:--variant=vm+bridge:--repeats=3:--within-us=12000:fair-server-off",
             ],
