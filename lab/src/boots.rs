@@ -373,7 +373,7 @@ const BOOTS: &[Boot] = &[
     boot(Long, 90, "drawn:3", DRAWN),
     Boot {
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 240, "2+2", &["no-dip", "flood"])
+        ..boot(Long, 270, "2+2", &["no-dip", "demo", "flood"])
     },
     Boot {
         vmm: GuestVmm::Qemu,
