@@ -86,7 +86,7 @@ const CONTENTS: &str = r#"
     rm -r "$at"
 "#;
 
-/// cargo-auditable: https://github.com/rust-secure-code/cargo-auditable.
+/// Version of cargo-auditable <https://github.com/rust-secure-code/cargo-auditable>.
 const AUDITABLE: &str = "0.7.7";
 
 /// Makes them in `out/packages`, has lintian look at them, installs and purges them in clean

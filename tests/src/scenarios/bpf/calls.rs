@@ -79,7 +79,7 @@ pub fn run() -> Result<Value> {
 /// hold the module.
 fn count_round(round: u32, random: &mut Random, counted: &mut BTreeMap<String, u64>) -> Result<()> {
     let mut children = Vec::new();
-    let floods = round % 2 == 0;
+    let floods = round.is_multiple_of(2);
     if floods {
         children.push(flooding()?);
     }
@@ -251,7 +251,7 @@ impl Caller {
                 let _ = make_group(group);
             }
             4 => {
-                let number = random.next() & 0xffff_ffff;
+                let number = random.next();
                 let known = [SET_UP, BIND, APPLY, STATS].contains(&number.into());
                 if !known {
                     let mut words = self.words(random);
