@@ -56,8 +56,8 @@ const ARCHIVE: &str = r#"
 "#;
 
 /// The program is smaller than 10 MB, and its line tables are in the other package under its build ID.
-/// The licences of what it is linked with are there. Its build has noted the crates of the list for
-/// programs in it, besides macros' crates.
+/// The licences of what it is linked with are there. The program itself names each crate of
+/// the list for programs, for `cargo audit bin`.
 const CONTENTS: &str = r#"
     set -e
     packages=$1 program=$2 lines=$3

@@ -103,7 +103,7 @@ impl Counter {
         self.0.fetch_add(n, Relaxed);
     }
 
-    /// Takes away up to `most`; how many.
+    /// Subtracts up to `most`; returns how much.
     fn take(&self, most: u64) -> u64 {
         let less = |n: u64| Some(n.saturating_sub(most));
         let before = self.0.fetch_update(Relaxed, Relaxed, less);

@@ -91,6 +91,7 @@ pub fn crates(target: &str) -> Result<Vec<LinkedPart>> {
         }
         // Before SPDX, a slash stood between licences to choose from.
         let licence = text(package, "license").replace('/', " OR ");
+        ensure!(!licence.is_empty(), "{full} names no licence");
         let mut component = component(&name, &version, "cargo");
         component["licenses"] = json!([{ "expression": licence }]);
         parts.push(LinkedPart {
@@ -175,7 +176,8 @@ fn installed_version(package: &str) -> Result<String> {
     query.args(["--show", "--showformat=${Version}\n", package]);
     let output = query.output().context("cannot run dpkg-query")?;
     let text = String::from_utf8(output.stdout)?;
-    let first = text.lines().next();
+    // Of a package that was removed, the version is empty.
+    let first = text.lines().find(|line| !line.is_empty());
     Ok(first
         .with_context(|| format!("{package} is not installed"))?
         .to_owned())

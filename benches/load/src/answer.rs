@@ -22,14 +22,16 @@ pub fn line(outcome: &Result<String>) -> String {
 #[must_use]
 pub fn read(line: &str) -> Option<Result<String>> {
     let line = line.trim_end();
-    let start = [OK, READY, ERROR].iter().find_map(|word| line.find(word))?;
+    let words = [OK, READY, ERROR].into_iter();
+    let start = words.filter_map(|word| line.find(word)).min()?;
     let (word, text) = line[start..]
         .split_once(' ')
         .unwrap_or((&line[start..], ""));
-    Some(match word {
-        ERROR => Err(anyhow!("{text}")),
-        _ => Ok(text.to_owned()),
-    })
+    match word {
+        OK | READY => Some(Ok(text.to_owned())),
+        ERROR => Some(Err(anyhow!("{text}"))),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -44,10 +46,10 @@ mod tests {
             let written = format!("[  1.0] usb@1: {}\r\n", line(&outcome));
             assert_eq!(read(&written), Some(Ok(outcome.unwrap())));
         }
-        let error = anyhow!("no file").context("reading @x");
+        let error = anyhow!("no file").context("reading @ok");
         assert_eq!(
             read(&line(&Err(error))),
-            Some(Err("reading @x: no file".to_owned()))
+            Some(Err("reading @ok: no file".to_owned()))
         );
         assert_eq!(read(READY), Some(Ok(String::new())));
         assert_eq!(read("[  1.0] usb@1: connected"), None);

@@ -55,7 +55,7 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
         left.extend(found.iter().map(|one| format!("{round}: {what}: {one}")));
     }
     left.extend(leftovers()?);
-    let whole = counts.len() == WHAT.len() && at_work * 4 > kills;
+    let whole = kills < KILLS || (counts.len() == WHAT.len() && at_work * 4 > kills);
     Ok(json!({
         "held": left.is_empty() && whole, "kills": kills, "of": counts,
         "with_changes_on_the_host": at_work, "left": left,
