@@ -81,7 +81,7 @@ pub fn built(cache: &Cache, root: &Root, repo: &Path, name: &str) -> Result<Kern
         &key(parts.map(str::as_bytes)),
         |to| {
             cache.require_free(NEEDED_MIB)?;
-            let step = Step::start(format!("kernel {name} (once, about 12 minutes)"));
+            let step = Step::start(format!("kernel {name} (once, 22 minutes of CPU time)"));
             fs::write(to.join("wanted"), &wanted)?;
             let archive = format!("/usr/src/{}", kernel_source::packed(root)?);
             let jobs = available_parallelism()?.to_string();
