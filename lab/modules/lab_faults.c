@@ -70,7 +70,7 @@ static void sleep_while_atomic(void)
 	preempt_enable();
 }
 
-/* Several: the address of the last one may be left on a stack. */
+/* Several, as the address of the last one may remain on a stack. */
 static void leak(void)
 {
 	int i;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Writes what the program for a target is linked with, besides the project's own code, into a folder,
-//! for packages: the licences, as `third-party-licences`, and a list of the parts as CycloneDX 1.5,
-//! `vcpufreq.cdx.json`:
+//! Writes two lists of what the program for a target is linked with, besides the project's own code,
+//! into a folder, for packages: `third-party-licences`, the licences, and `vcpufreq.cdx.json`, the
+//! parts as CycloneDX 1.5:
 //!
 //! ```sh
 //! cargo run -p vcpufreq --no-default-features --example linked -- TARGET FOLDER

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 
 use crate::harness::sysfs;
 
-/// What a report's first line contains. What kmemleak says is in a file of its own.
+/// What a report's first line contains. kmemleak's reports are in a file of its own.
 const SIGNS: [&str; 9] = [
     "BUG: ",
     "WARNING: ",
@@ -26,7 +26,7 @@ const SIGNS: [&str; 9] = [
     "list_add corruption",
     "list_del corruption",
 ];
-/// Of a report these lines are told.
+/// Lines that are kept of a report.
 const LINES: usize = 40;
 /// Where kmemleak is asked, if the kernel has it.
 const KMEMLEAK: &str = "/sys/kernel/debug/kmemleak";
@@ -52,19 +52,19 @@ const KNOWN: [&[&str]; 1] = [&[
 /// The log, read to where the last look ended.
 static LOG: Mutex<Option<File>> = Mutex::new(None);
 
-/// What a guest's kernel with checks is told, as the lab tells a host's: freed objects are kept in
-/// no list of pointers per CPU, where kmemleak would find those that were lost since.
+/// For the command line of a guest's kernel with checks, as the lab has it for a host's. It keeps freed
+/// objects out of lists of pointers per CPU, where kmemleak would find those that were lost since.
 pub const CMDLINE: &str = " slab_debug=F,kmalloc-*";
 
 /// Whether guests have a kernel with checks.
 static GUESTS: AtomicBool = AtomicBool::new(false);
 
-/// Lets guests tell what their kernels have found when they end.
+/// From now on the log of each guest's kernel is checked at its end.
 pub fn watch_guests() {
     GUESTS.store(true, Ordering::Relaxed);
 }
 
-/// Whether guests are to tell that.
+/// Whether it is.
 pub fn guests_are_watched() -> bool {
     GUESTS.load(Ordering::Relaxed)
 }
@@ -152,7 +152,7 @@ impl Found {
                 true => found
                     .elsewhere
                     .extend(report.lines().next().map(str::to_owned)),
-                false => found.reports.push(report),
+                false => found.reports.push(first_lines(&report)),
             }
         }
         found
@@ -173,17 +173,21 @@ fn reports(messages: &[String]) -> Vec<String> {
         if SIGNS.iter().any(|sign| message.contains(sign)) {
             found.push(Vec::new());
         }
-        if let Some(report) = found.last_mut().filter(|report| report.len() < LINES) {
+        if let Some(report) = found.last_mut() {
             report.push(message);
         }
     }
     found.into_iter().map(|report| report.join("\n")).collect()
 }
 
+fn first_lines(report: &str) -> String {
+    report.lines().take(LINES).collect::<Vec<_>>().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     //! Promises: each kind of report is found, from its first line on; a data race of the kernel's
-    //! own is told and is no report.
+    //! own is listed apart.
     use super::*;
 
     fn found(lines: &[&str]) -> Found {
@@ -219,7 +223,16 @@ mod tests {
     }
 
     #[test]
-    fn data_races_of_the_kernels_own_are_told_apart() {
+    fn a_race_is_this_projects_wherever_its_module_stands() {
+        let mut lines = vec!["BUG: KCSAN: data-race in apply / apply"];
+        lines.extend(["x"; 2 * LINES]);
+        assert_eq!(found(&lines).elsewhere.len(), 1);
+        lines.push(" apply+0x1/0x2 [vcpufreq_host]");
+        assert_eq!(found(&lines).reports.len(), 1);
+    }
+
+    #[test]
+    fn data_races_of_the_kernels_own_are_listed_apart() {
         let own = "BUG: KCSAN: data-race in ktime_get / tick";
         let ours = "BUG: KCSAN: data-race in apply / apply";
         let found = found(&[

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! kill -9 at drawn moments of what changes a host: a VMM, a server or its QEMU, `rt apply`, the demo.
-//! Within 1 s, and where the command line promises no more after `restore`, `cleanup` or the next start,
-//! all is as before.
+//! kill -9 at drawn moments of what changes a host: a VMM, a server or its QEMU, `rt apply`, the
+//! demo. All is as before: within 1 s, or after the `restore`, `cleanup` or next start that undoes it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -98,7 +97,7 @@ impl KillTargets {
         })
     }
 
-    /// Whether one is known to have changed the host, and what is left of it.
+    /// Whether one was seen to have changed the host (of `serve` that is not seen), and what is left.
     fn kill(&self, what: &str, round: u32, random: &mut Random) -> Result<(bool, Vec<String>)> {
         let mut moment = |within: Duration| within * random.below(1000) / 1000;
         match what {

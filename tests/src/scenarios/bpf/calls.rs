@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The host module's device under random calls: threads of several processes open, set up, bind, apply,
-//! ask, map and close a few files at once, with right and wrong arguments, while they fork, run a program,
-//! remove the groups and end, and a guest's requests come by BPF. Meanwhile the module is loaded and
-//! removed, and processes are killed.
+//! The host module's device under random calls. Threads of several processes open, set up, bind,
+//! apply, ask, map and close a few files at once, with right and wrong arguments. They also fork, run a
+//! program, remove the groups and end, and a guest makes requests by BPF. Meanwhile the module is
+//! loaded and removed, and processes are killed.
 //!
-//! Afterwards the module can be removed, and works as before. The host looks for reports of the kernel.
+//! Afterwards the module can be removed and works as before, and the kernel has reported nothing.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Read as _;
-use std::iter::{once, repeat};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
@@ -24,6 +23,7 @@ use vcpufreq_host_bpf::{DEVICE, HostModule};
 
 use super::group::ClampGroup;
 use crate::harness::console_commands::{insmod, rmmod, unload_host_module};
+use crate::harness::kernel_log;
 use crate::harness::random::Random;
 use crate::harness::sys::{self, BIND, SET_UP};
 use crate::harness::sysfs;
@@ -44,6 +44,8 @@ const APPLY: libc::Ioctl = 0x4010_cf02;
 const STATS: libc::Ioctl = 0xc098_cf03;
 
 pub fn run() -> Result<Value> {
+    // Earlier reports are of earlier scenarios.
+    kernel_log::look()?;
     insmod("vcpufreq_host", "")?;
     for group in 0..GROUPS {
         make_group(group)?;
@@ -63,23 +65,24 @@ pub fn run() -> Result<Value> {
     let tried = ["set_up", "bind", "apply", "stats"]
         .iter()
         .all(|call| of(&format!("{call} ok")) > 20 && of(&format!("{call} refused")) > 20);
-    let held = works && tried && of("map ok") + of("other ok") == 0;
+    let reports = kernel_log::look()?.reports;
+    let held = reports.is_empty() && works && tried && of("map ok") + of("other ok") == 0;
     Ok(json!({
-        "held": held, "calls": counted, "works_afterwards": works,
+        "held": held, "calls": counted, "works_afterwards": works, "reports": reports,
     }))
 }
 
 /// One round: processes, of which one is killed, every other one with a flooding guest, whose programs
 /// hold the module.
 fn count_round(round: u32, random: &mut Random, counted: &mut BTreeMap<String, u64>) -> Result<()> {
-    let mut children = Vec::new();
+    let mut children = Children(Vec::new());
     let floods = round.is_multiple_of(2);
     if floods {
-        children.push(flooding()?);
+        children.0.push(flooding()?);
     }
     for n in 1..=PROCESSES {
         let seed = (round * PROCESSES + n).to_string();
-        children.push(spawn(&["bpf-calls", &seed])?);
+        children.0.push(spawn(&["bpf-calls", &seed])?);
     }
     for _ in 0..20 {
         std::thread::sleep(Duration::from_millis(random.below(100).into()));
@@ -94,13 +97,13 @@ fn count_round(round: u32, random: &mut Random, counted: &mut BTreeMap<String, u
             insmod("vcpufreq_host", "")?;
         }
     }
-    children[0].kill()?;
-    for (mut child, first) in children.into_iter().zip(once(true).chain(repeat(false))) {
+    children.0[0].kill()?;
+    for (n, child) in children.0.iter_mut().enumerate() {
         let mut text = String::new();
         let stdout = child.stdout.as_mut().context("no stdout")?;
         stdout.read_to_string(&mut text)?;
         let status = child.wait()?;
-        let was_killed = first && status.signal() == Some(libc::SIGKILL);
+        let was_killed = n == 0 && status.signal() == Some(libc::SIGKILL);
         ensure!(status.success() || was_killed, "{status}: {text}");
         // The guest prints counts alone.
         for (name, count) in text.lines().filter_map(|line| line.rsplit_once(": ")) {
@@ -112,6 +115,19 @@ fn count_round(round: u32, random: &mut Random, counted: &mut BTreeMap<String, u
 
 fn add(counted: &mut BTreeMap<String, u64>, name: &str, more: u64) {
     *counted.entry(name.to_owned()).or_default() += more;
+}
+
+/// Ends with a round, whatever fails in it.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Both fail if it has ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 /// A guest that makes requests, once it has made some.

@@ -4,7 +4,7 @@
 //! One with ACPI has equal CPUs until the driver sets their capacities. Each has the host's OPPs and
 //! power, and the host follows its requests.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::harness::host::begins;
@@ -19,13 +19,13 @@ use crate::scenarios::device::driver::follows;
 const FIRMWARE: &str = "/lab/firmware";
 /// EDK2 has the kernel packed and unpacked at once.
 const MEM_MIB: u32 = 512;
-/// A CPU that nothing has told the capacity of.
+/// The capacity of a CPU where none is known.
 const EQUAL: u32 = 1024;
 const DOMAINS: &str = "/sys/kernel/debug/sched";
 const MODELS: &str = "/sys/kernel/debug/energy_model";
 
 /// A row of the table.
-struct Firmware {
+struct BootWay {
     name: &'static str,
     options: &'static [&'static str],
     seen: Seen,
@@ -42,8 +42,8 @@ struct Seen {
     energy_aware: bool,
 }
 
-const BOOTS: [Firmware; 3] = [
-    Firmware {
+const BOOT_WAYS: [BootWay; 3] = [
+    BootWay {
         name: "direct kernel",
         options: &[],
         seen: Seen {
@@ -53,7 +53,7 @@ const BOOTS: [Firmware; 3] = [
             energy_aware: true,
         },
     },
-    Firmware {
+    BootWay {
         name: "EDK2, acpi=off",
         options: &["-bios", FIRMWARE, "-machine", "acpi=off"],
         seen: Seen {
@@ -63,7 +63,7 @@ const BOOTS: [Firmware; 3] = [
             energy_aware: true,
         },
     },
-    Firmware {
+    BootWay {
         name: "EDK2, ACPI",
         options: &["-bios", FIRMWARE],
         seen: Seen {
@@ -77,6 +77,10 @@ const BOOTS: [Firmware; 3] = [
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
+    let differ = policies
+        .iter()
+        .any(|one| one.capacity != policies[0].capacity);
+    ensure!(differ, "this host's CPUs are equal: take another topology");
     let setup = Setup {
         vmm: Vmm::Qemu,
         silent: true,
@@ -85,8 +89,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     };
     let setup = setup.with(&["--clamp", "exact"]);
     let mut rows = Vec::new();
-    for (part, boot) in (0..).zip(BOOTS) {
-        begins(part, 3, boot.name);
+    for (part, boot) in (0..).zip(BOOT_WAYS) {
+        begins(part, u32::try_from(BOOT_WAYS.len())?, boot.name);
         rows.push(boot.row(plan, &setup, &policies).context(boot.name)?);
     }
     let left = left_soon()?;
@@ -94,7 +98,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     Ok(json!({ "held": held, "boots": rows, "left": left }))
 }
 
-impl Firmware {
+impl BootWay {
     fn row(&self, plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
         let mut vm = Vm::boot_prepared(setup, |qemu| {
             qemu.args(self.options);
@@ -139,7 +143,7 @@ impl Seen {
             efi,
             acpi,
             asymmetric: flags.contains("SD_ASYM_CPUCAPACITY"),
-            // Nothing is read where it is not.
+            // The file is empty where it is not possible.
             energy_aware: possible == "1",
         })
     }

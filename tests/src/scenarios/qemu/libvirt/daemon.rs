@@ -48,22 +48,25 @@ pub struct Daemon {
 impl Daemon {
     /// This host's.
     pub fn start(domain: &LibvirtDomain) -> Result<Self> {
-        Self::run(domain, "/run/libvirt", &["libvirtd", "-f"])
+        Self::run(domain, ("/run/libvirt", 1), &["libvirtd", "-f"])
     }
 
     /// One that takes itself for another host's.
     pub fn start_elsewhere(domain: &LibvirtDomain) -> Result<Self> {
         let words = ["unshare", "-m", "-u", "sh", "-c", ELSEWHERE];
-        Self::run(domain, "/run/elsewhere", &words)
+        Self::run(domain, ("/run/elsewhere", 2), &words)
     }
 
-    /// The last of `words` takes the name of its settings.
-    fn run(domain: &LibvirtDomain, sockets: &'static str, words: &[&str]) -> Result<Self> {
-        // Two hosts have two numbers.
-        let pcpus: String = domain.pins.iter().map(u32::to_string).collect();
+    /// `host` is its number; libvirt moves no domain to a host of the same one. The last of `words`
+    /// takes the name of its settings.
+    fn run(
+        domain: &LibvirtDomain,
+        (sockets, host): (&'static str, u32),
+        words: &[&str],
+    ) -> Result<Self> {
         let lines = format!(
             "auth_unix_rw = \"none\"\nunix_sock_group = \"root\"\n\
-             unix_sock_dir = \"{sockets}\"\nhost_uuid = \"{pcpus:0>32}\"\n"
+             unix_sock_dir = \"{sockets}\"\nhost_uuid = \"{host:032}\"\n"
         );
         let conf = format!("/run/{}.conf", domain.name);
         write(&conf, &lines)?;

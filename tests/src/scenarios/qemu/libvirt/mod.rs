@@ -3,8 +3,8 @@
 //! docs/examples/libvirt.xml, and the hook of docs/examples. The hook makes the device tree, and
 //! starts and stops the server's socket with the domain; without options for the server libvirt
 //! starts no domain. libvirt makes the vCPUs' cgroups and pins them; the server clamps those, on
-//! every OPP, and puts them back. That they aren't there at first is no alarm. No access leaves KVM
-//! for userspace. A domain that is saved and restored, or migrated, has its requests again.
+//! every OPP, and puts them back. It does not complain while they are missing. No access leaves KVM for
+//! userspace. A domain that is saved and restored, or migrated, has its requests again.
 
 mod daemon;
 mod domain;
