@@ -12,6 +12,7 @@ mod arm_debian;
 mod artifacts;
 mod bench;
 mod board;
+mod boot;
 mod boots;
 mod bootstrap;
 mod c_checks;
@@ -58,7 +59,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::boots::Set;
+use crate::boot::Set;
 
 /// Exit codes: 0 all held, 1 something didn't hold, 2 it could not be tried.
 #[derive(Debug, Parser)]

@@ -14,8 +14,9 @@ use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
 use crate::artifacts::Artifacts;
-use crate::boots::Set::{self, Instrumented, Long, Short};
-use crate::boots::{self, Boot};
+use crate::boot::Boot;
+use crate::boot::Set::{self, Instrumented, Long, Short};
+use crate::boots;
 use crate::c_checks;
 use crate::checks;
 use crate::demo;

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! An emulated host of the tests: what it is made of, and what is tried on it.
+
+use crate::kernel::Flavor::{self, Checked, Kcsan, Standard};
+use crate::qemu::GuestVmm;
+use crate::run::Driver::{self, Ours};
+use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
+
+use Set::Instrumented;
+
+/// Which command carries a boot out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Set {
+    /// `make test`, with the checks on the sources and the crates' own tests.
+    Short,
+    /// `make test-long`.
+    Long,
+    /// `make test-instrumented`.
+    Instrumented,
+}
+
+/// One boot of an emulated host and what is tried on it.
+pub struct Boot {
+    /// Which command carries it out.
+    pub set: Set,
+    /// Real time that it takes while another one runs on a second CPU, about.
+    pub about_s: u32,
+    /// As `run --topology`.
+    pub topology: &'static str,
+    /// Kernel of the host.
+    pub host: Flavor,
+    /// Kernel of the guest.
+    pub guest: Flavor,
+    /// The guest's cpufreq driver.
+    pub driver: Driver,
+    /// The path, unless the VMM chooses.
+    pub path: Option<&'static str>,
+    /// What runs the guests.
+    pub vmm: GuestVmm,
+    /// The emulated CPU.
+    pub cpu: &'static str,
+    /// The version of the emulated interrupt controller.
+    pub gic: u8,
+    /// Whether the emulated CPUs run at once, in real time.
+    pub parallel: bool,
+    /// What is tried, in this order.
+    pub scenarios: &'static [&'static str],
+}
+
+/// One on the standard kernel, with this project's driver by the path that the VMM chooses.
+pub const fn boot(
+    set: Set,
+    about_s: u32,
+    topology: &'static str,
+    scenarios: &'static [&'static str],
+) -> Boot {
+    Boot {
+        set,
+        about_s,
+        topology,
+        host: Standard,
+        guest: Standard,
+        driver: Ours,
+        path: None,
+        vmm: GuestVmm::Vcpufreq,
+        cpu: DEFAULT_CPU,
+        gic: DEFAULT_GIC,
+        parallel: false,
+        scenarios,
+    }
+}
+
+/// On a kernel that checks memory and locks.
+pub const fn checked(about_s: u32, scenarios: &'static [&'static str]) -> Boot {
+    Boot {
+        host: Checked,
+        ..boot(Instrumented, about_s, "2+2", scenarios)
+    }
+}
+
+/// On one that looks for data races.
+pub const fn raced(about_s: u32, scenarios: &'static [&'static str]) -> Boot {
+    Boot {
+        host: Kcsan,
+        parallel: true,
+        ..boot(Instrumented, about_s, "2+2", scenarios)
+    }
+}
+
+impl Boot {
+    /// What tells it from others.
+    pub fn name(&self) -> String {
+        format!(
+            "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}{}",
+            self.topology,
+            self.host,
+            self.guest,
+            self.driver,
+            self.path.unwrap_or("auto"),
+            self.vmm.name(),
+            self.cpu,
+            self.gic,
+            if self.parallel { " parallel" } else { "" },
+        )
+    }
+}
