@@ -56,6 +56,11 @@ impl Metric {
                 let over = spans.filter(|(khz, ..)| *khz > top);
                 Some(over.map(|(_, from, to)| to - from).sum())
             }
+            Self::AtFmax => {
+                let spans = observed.load_spans(machine)?;
+                let highest = spans.filter(|(khz, ..)| *khz == own.khz.1);
+                Some(highest.map(|(_, from, to)| to - from).sum())
+            }
             Self::ToFmin => {
                 // The load's thread wakes for the last mark.
                 let until = observed.marks.last()?.us.saturating_sub(WAKE_US);
@@ -68,7 +73,12 @@ impl Metric {
             }
             Self::TopKhz => observed.top(machine, own).map(u64::from),
             Self::Work => observed.figure("turns"),
-            Self::OnBig => observed.share_on(&big.cpus),
+            Self::OnBig => observed.share_on(|cpu| big.cpus.contains(&cpu)),
+            Self::Busiest => {
+                let cpus = machine.cpus().into_iter();
+                cpus.filter_map(|one| observed.share_on(|cpu| cpu == one))
+                    .max()
+            }
             Self::Migrate => off_little().map(|mark| from(observed.since(mark))),
             Self::ToBig => on_big().map(|mark| from(observed.since(mark))),
             Self::ToBigFmax => {
@@ -237,7 +247,7 @@ impl Observed {
 
     /// Of the time that the threads ran while the load lasted, per mille on
     /// these CPUs.
-    fn share_on(&self, cpus: &[u32]) -> Option<u64> {
+    fn share_on(&self, counts: impl Fn(u32) -> bool) -> Option<u64> {
         let (from, to) = (self.start()?.us, self.marks.last()?.us);
         let (mut there, mut all) = (0, 0);
         let mut since: BTreeMap<u32, u64> = BTreeMap::new();
@@ -245,11 +255,7 @@ impl Observed {
             let us = switch.time_us.clamp(from, to);
             if let Some(began) = since.remove(&switch.cpu) {
                 all += us - began;
-                there += if cpus.contains(&switch.cpu) {
-                    us - began
-                } else {
-                    0
-                };
+                there += if counts(switch.cpu) { us - began } else { 0 };
             }
             if self.threads.contains(&switch.next.1) {
                 since.insert(switch.cpu, us);

@@ -327,6 +327,23 @@ fn the_share_on_big_is_of_the_loads_own_time() {
 }
 
 #[test]
+fn the_busiest_cpu_has_its_share_of_the_loads_time() {
+    let mut load = observed(1, &[]);
+    assert_eq!(figure(Metric::Busiest, &load), Some(1000));
+    // Another of its threads, on the other CPU until 3000: 2 of 10 ms.
+    load.threads.push(98);
+    load.seen.switches.insert(1, switch(1000, 0, (0, 98)));
+    load.seen.switches.insert(2, switch(3000, 0, (98, 7)));
+    assert_eq!(figure(Metric::Busiest, &load), Some(800));
+}
+
+#[test]
+fn time_at_the_highest_frequency_ends_with_the_load() {
+    let load = observed(1, &[(2000, 2800), (3500, 1700), (4000, 2800)]);
+    assert_eq!(figure(Metric::AtFmax, &load), Some(2500));
+}
+
+#[test]
 fn energy_is_busy_time_times_power() {
     // 1000 to 5000: 1 ms at the lowest OPP (100 µW), 3 ms at the highest (1 mW).
     let load = observed(1, &[(2000, 2800)]);
@@ -347,6 +364,7 @@ fn a_score_is_jobs_in_a_thousand_seconds() {
 fn words_of_steps_become_this_machines() {
     let of = |steps: &str| expanded(steps, &machine(), ("1", "0,1"), 6);
     assert_eq!(of("sleep={phase}"), "sleep=2000");
+    assert_eq!(of("uclamp={above_little}/1024"), "uclamp=345/1024");
     let calm = "calm=20/10000/40";
     assert_eq!(
         of("weights=1 {start} busy=2"),

@@ -20,11 +20,15 @@ pub enum Metric {
     Below,
     /// Time above the frequency that was highest on the host.
     Above,
+    /// Time at its highest frequency.
+    AtFmax,
     /// Turns of work that the load's first thread did.
     Work,
     /// Of the time that the load's threads ran, per mille on CPUs of the most
     /// capable cluster; in a guest, of the vCPUs' time.
     OnBig,
+    /// Of that time, per mille on the CPU that has most of it: how crowded the threads are.
+    Busiest,
     /// Until the load is on a CPU of a cluster that isn't the least capable one. Of three
     /// clusters the scheduler goes to either of the larger ones first.
     Migrate,
@@ -62,8 +66,10 @@ impl Metric {
             Self::ToNeeded => ("to_needed", "us"),
             Self::Below => ("below", "us"),
             Self::Above => ("above", "us"),
+            Self::AtFmax => ("at_fmax", "us"),
             Self::Work => ("work", "turns"),
             Self::OnBig => ("on_big", "permille"),
+            Self::Busiest => ("busiest", "permille"),
             Self::Migrate => ("migrate", "us"),
             Self::ToBig => ("to_big", "us"),
             Self::ToBigFmax => ("to_big_fmax", "us"),

@@ -68,7 +68,8 @@ pub const PLAIN: Scenario = Scenario {
 /// Steps with their words replaced: `{start}`, a start on the first CPU; `{start_unpinned}`, one
 /// from there to any; `{duties/N}` and `{edges/N}`, N periods of rt-app at each duty away from
 /// OPPs' edges, or at 20 and 60 % as they are; `{first}` and `{all}`, the CPUs; `{calm}`. `{phase}`,
-/// µs that change from repeat to repeat through 10 ms.
+/// µs that change from repeat to repeat through 10 ms; `{above_little}`, a utilization that a little
+/// CPU just can't give.
 pub fn expanded(
     steps: &str,
     machine: &BenchMachine,
@@ -85,6 +86,7 @@ pub fn expanded(
     };
     let duties = DUTIES.map(|duty| duty_cycle::run_us(duty, machine.big()));
     let edges = [20, 60].map(duty_cycle::plain_us);
+    let above_little = machine.little().capacity.saturating_add(16).min(1024);
     let count = |name: &str| steps.strip_prefix(name)?.strip_suffix('}');
     let steps = match (count("{duties/"), count("{edges/")) {
         (Some(count), _) => periods(&duties, count),
@@ -100,6 +102,7 @@ pub fn expanded(
         .replace("{first}", first)
         .replace("{all}", all)
         .replace("{phase}", &(repeat % 5 * 2000).to_string())
+        .replace("{above_little}", &above_little.to_string())
         .replace("{calm}", CALM)
 }
 

@@ -97,6 +97,45 @@ pub const SCENARIOS: &[Scenario] = &[
         Some(Variant::VmBridge),
         Some(["/proc/sys/kernel/sched_energy_aware", "0", "1"]),
     ),
+    capped(
+        "four",
+        &[FIRST_CAPPED, CAPPED, CAPPED, CAPPED],
+        &[Metric::OnBig, Metric::Busiest, Metric::Energy],
+    ),
+    capped(
+        "eight",
+        &[
+            FIRST_CAPPED,
+            CAPPED,
+            CAPPED,
+            CAPPED,
+            CAPPED,
+            CAPPED,
+            CAPPED,
+            CAPPED,
+        ],
+        &[Metric::OnBig, Metric::Busiest, Metric::Energy],
+    ),
+    capped(
+        "above_little",
+        &[
+            "pin={first} {calm} uclamp={above_little}/{above_little} sleep=400000 pin={all} sleep=100000 mark=start busy=600000 mark=end uclamp=0/1024",
+        ],
+        &[Metric::Migrate, Metric::TopKhz, Metric::Energy],
+    ),
+    Scenario {
+        place: CpuSelection::Big,
+        // 5 % of the CPU at its highest frequency.
+        beside: Some("pin={first} even=20000/83000/110"),
+        speed: true,
+        ..capped(
+            "beside",
+            &[
+                "pin={first} {calm} uclamp=0/300 sleep=500000 mark=start busy=600000 mark=end uclamp=0/1024",
+            ],
+            &[Metric::AtFmax, Metric::Work, Metric::Energy],
+        )
+    },
     periodic(&["{duties/12}"], Hold::No, 3),
     periodic(&["{duties/5}"], Hold::Min, 1),
     periodic(&["{duties/8}"], Hold::Max, 1),
@@ -227,6 +266,30 @@ const fn placement(
         only,
         guest_file,
         metrics: &[Metric::OnBig, Metric::Score, Metric::Energy],
+        ..PLAIN
+    }
+}
+
+/// Always running, and allowed a tenth of a big CPU.
+const CAPPED: &str =
+    "pin={first} {calm} uclamp=0/110 sleep=400000 pin={all} sleep=100000 busy=600000 uclamp=0/1024";
+/// The first of them, whose marks count.
+const FIRST_CAPPED: &str = "pin={first} {calm} uclamp=0/110 sleep=400000 pin={all} sleep=100000 mark=start busy=600000 mark=end uclamp=0/1024";
+
+/// After the evaluation in the cover letter of "uclamp sum aggregation": threads with clamps of
+/// their own.
+const fn capped(
+    case: &'static str,
+    steps: &'static [&'static str],
+    metrics: &'static [Metric],
+) -> Scenario {
+    Scenario {
+        name: "capped",
+        case,
+        place: CpuSelection::LittleToAll,
+        steps,
+        most: 3,
+        metrics,
         ..PLAIN
     }
 }

@@ -7,8 +7,11 @@
 //! `frames=PERIOD_US/TURNS/COUNT`, `even=` the same without heavier ones, `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU
 //! that the thread is on. What is logged: `load_log.rs`. `fifo` and
 //! `deadline=RUN_US/PERIOD_US` change the thread's policy: a `fresh` one's, which ends.
+//! `uclamp=MIN/MAX` is the thread's own clamp, until the next.
 
 use std::collections::BTreeMap;
+use std::num::ParseIntError;
+use std::str::FromStr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, sleep};
 use std::time::Duration;
@@ -59,6 +62,8 @@ pub enum LoadStep {
     Fifo,
     /// In SCHED_DEADLINE from now on, with so many µs of each so many.
     Deadline([u64; 2]),
+    /// With uclamp.min and uclamp.max from now on.
+    Uclamp([u32; 2]),
 }
 
 /// Reads a row of steps.
@@ -97,13 +102,17 @@ fn step(word: &str) -> Result<LoadStep> {
         "fresh" => LoadStep::Fresh,
         "fifo" => LoadStep::Fifo,
         "deadline" => LoadStep::Deadline(numbers(word, value)?),
+        "uclamp" => LoadStep::Uclamp(numbers(word, value)?),
         _ => bail!("no such step: '{word}'"),
     })
 }
 
 /// Numbers between slashes, as many as the step has.
-fn numbers<const N: usize>(word: &str, value: &str) -> Result<[u64; N]> {
-    let parts: Vec<u64> = value
+fn numbers<T, const N: usize>(word: &str, value: &str) -> Result<[T; N]>
+where
+    T: FromStr<Err = ParseIntError>,
+{
+    let parts: Vec<T> = value
         .split('/')
         .map(str::parse)
         .collect::<Result<_, _>>()
@@ -139,6 +148,7 @@ impl LoadLog {
                 LoadStep::Deadline([run, period]) => {
                     set_policy(&SchedAttr::deadline(run * 1000, period * 1000))?;
                 }
+                LoadStep::Uclamp([min, max]) => set_policy(&SchedAttr::clamp(*min, *max))?,
                 LoadStep::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
                 LoadStep::Fresh => {
                     let rest = steps[at + 1..].to_vec();
@@ -275,6 +285,7 @@ mod tests {
             "fresh",
             "fifo",
             "deadline=12/13",
+            "uclamp=14/15",
         ])
         .unwrap();
         let expected = [
@@ -294,6 +305,7 @@ mod tests {
             LoadStep::Fresh,
             LoadStep::Fifo,
             LoadStep::Deadline([12, 13]),
+            LoadStep::Uclamp([14, 15]),
         ];
         assert_eq!(read, expected);
         for wrong in [
@@ -302,6 +314,7 @@ mod tests {
             "light=1/2",
             "io=1",
             "frames=1/2",
+            "uclamp=1",
             "sloop=1",
         ] {
             assert!(steps(&[wrong]).is_err(), "{wrong}");
