@@ -58,14 +58,20 @@ const RULES: [(&str, &str, Rule); 19] = [
     ("work", "frames.energy_to_host_normalised", ENERGY),
 ];
 
-/// A new thread beside a host's, of guests whose requests add up.
-const CONTENDED: [(&str, Rule); 6] = [
-    ("new25.to_needed", NoLater),
-    ("new25.above", NoLater),
-    ("new25.energy", OfHost(1_050)),
-    ("new50.to_needed", NoLater),
-    ("new50.above", NoLater),
-    ("new50.energy", OfHost(1_050)),
+/// Beside other load, of guests whose requests add up: no later than on the host, and for no more
+/// energy than this. What a thread that rested does sooner costs more; so, on `4+3+1`, does what
+/// runs beside SCHED_DEADLINE.
+const CONTENDED: [(&str, Rule); 10] = [
+    ("new25", OfHost(1_050)),
+    ("new50", OfHost(1_050)),
+    ("new75", OfHost(1_050)),
+    ("woken25", OfHost(1_050)),
+    ("woken50", OfHost(1_050)),
+    ("woken75", OfHost(1_050)),
+    ("guest50", OfHost(1_050)),
+    ("fifo25", OfHost(1_050)),
+    ("deadline25", Free),
+    ("part50", Free),
 ];
 const ADD_UP: [&str; 2] = [BRIDGE, "scx"];
 const BRIDGE: &str = "vm+bridge";
@@ -93,16 +99,23 @@ impl Bound {
 /// All bounds on what the report has, ramps within these ticks; what it hasn't measured is
 /// left out.
 pub fn of(report: &Value, ticks_us: u64) -> Vec<Bound> {
-    let rules = RULES.map(|(scenario, metric, rule)| ((scenario, metric), BRIDGE, rule));
-    let contended = ADD_UP
-        .into_iter()
-        .flat_map(|variant| CONTENDED.map(|(metric, rule)| (("contended", metric), variant, rule)));
-    let bound = |(of, variant, rule)| bound(report, of, variant, rule, ticks_us);
-    rules
-        .into_iter()
-        .chain(contended)
-        .filter_map(bound)
-        .collect()
+    let alone = RULES.into_iter().filter_map(|(scenario, metric, rule)| {
+        bound(report, (scenario, metric), BRIDGE, rule, ticks_us)
+    });
+    let cases = ADD_UP.into_iter();
+    let cases = cases.flat_map(|variant| CONTENDED.map(|(case, energy)| (variant, case, energy)));
+    let contended = cases.flat_map(|(variant, case, energy)| {
+        let rules = [
+            ("to_needed", NoLater),
+            ("above", NoLater),
+            ("energy", energy),
+        ];
+        rules.map(|(metric, rule)| {
+            let metric = format!("{case}.{metric}");
+            bound(report, ("contended", &metric), variant, rule, ticks_us)
+        })
+    });
+    alone.chain(contended.flatten()).collect()
 }
 
 fn bound(
@@ -207,6 +220,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::metric::Metric;
+    use crate::scenario::Scenario;
     use crate::scenarios::SCENARIOS;
 
     fn row(scenario: &str, variant: &str, metric: &str, median: Option<u64>) -> Value {
@@ -237,6 +252,18 @@ mod tests {
                 let metric = format!("{}.{what}_to_host_normalised", scenario.case);
                 let rule = |(of, name, _): &(&str, &str, Rule)| *of == "work" && *name == metric;
                 assert!(RULES.iter().any(rule), "{metric}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_case_beside_other_load_is_a_scenarios() {
+        for (case, _) in CONTENDED {
+            let own = |one: &Scenario| one.name == "contended" && one.case == case;
+            let found = SCENARIOS.iter().find(|one| own(one));
+            let metrics = found.map_or(&[][..], |one| one.metrics);
+            for metric in [Metric::ToNeeded, Metric::Above, Metric::Energy] {
+                assert!(metrics.contains(&metric), "{case} {metric:?}");
             }
         }
     }
@@ -306,6 +333,18 @@ mod tests {
             work("io.score", None),
         ];
         assert_eq!(held(&rows), [false, false, false]);
+    }
+
+    #[test]
+    fn a_thread_that_rested_is_no_later_and_its_energy_is_reported() {
+        let of = |variant, metric, median| row("contended", variant, metric, Some(median));
+        let rows = [
+            of("host", "part50.to_needed", 1_000),
+            of("scx", "part50.to_needed", 9_001),
+            of("host", "part50.energy", 1_000),
+            of("scx", "part50.energy", 1_210),
+        ];
+        assert_eq!(all(&rows), [Some(false), None]);
     }
 
     #[test]
