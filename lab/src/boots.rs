@@ -219,11 +219,14 @@ const BOOTS: &[Boot] = &[
         &["scx-service", "scx-requests", "scx-fallback"],
     ),
     boot(Long, 100, "2+2", &["scx-deaths"]),
+    // Each way of adding other load, and none: docs/bpf.md.
     boot(
         Long,
-        70,
+        300,
         "2+2",
-        &["bench:contended.new25:contended.new50:--variant=host:--variant=vm+bridge:--variant=scx"],
+        &[
+            "bench:contended.new25:contended.new50:contended.woken25:contended.woken50:contended.part50:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx",
+        ],
     ),
     // What `--cur-perf request` costs: docs/side-channel.md.
     boot(
@@ -234,6 +237,10 @@ const BOOTS: &[Boot] = &[
             "bench:contended.part50:big-ramp:step-down:new-thread:little-to-big:--variant=vm+bridge:--variant=request",
         ],
     ),
+    Boot {
+        host: Rt,
+        ..boot(Long, 200, "2+2", &["scx-service", "scx-requests"])
+    },
     Boot {
         host: Rt,
         ..boot(Long, 120, "4+3+1", &["scx-fallback"])
