@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::markdown::{head, row};
-use crate::report_json::{cell, find, number, rows, with_unit};
+use crate::report_json::{cell, find, metrics, number, rows, with_unit};
 
 /// A busy vCPU's requests, each once: the request, the host's frequency, the guest's read.
 pub fn demo(inputs: &[Value]) -> Option<String> {
@@ -110,6 +110,29 @@ pub fn qemu_ramps(inputs: &[Value]) -> Option<String> {
         let both = |report: &Value| ["host", "vm+bridge"].map(|of| median(report, of));
         let cells = [first, second].map(both).into_iter().flatten();
         table += &row(std::iter::once(format!("{} {}", of.0, of.1)).chain(cells));
+    }
+    Some(table)
+}
+
+/// Beside other load, each way of adding it, and none: until the needed frequency, and energy.
+pub fn contended_ways(inputs: &[Value]) -> Option<String> {
+    let report = &result(inputs.first()?, "2+2 ", "bench:contended.new25:")?["report"];
+    let variants = ["host", "max", "vm+bridge", "scx"];
+    let mut table = head(&["[ms]; [mJ] (emulated)", "host", "max", "`--sum`", "scx"]);
+    for case in metrics(report, "contended") {
+        let Some(case) = case.strip_suffix(".to_needed") else {
+            continue;
+        };
+        let median = |metric: &str, variant| {
+            let metric = format!("{case}.{metric}");
+            let row = find(report, ("contended", &metric), variant)?;
+            Some(number(&row["median"], row["unit"].as_str()?))
+        };
+        let cells = variants.map(|of| {
+            let both = ["to_needed", "energy"].map(|metric| median(metric, of));
+            both.map(|one| one.unwrap_or("-".to_owned())).join("; ")
+        });
+        table += &row(std::iter::once(case.to_owned()).chain(cells));
     }
     Some(table)
 }
@@ -291,5 +314,23 @@ mod tests {
         for make in [demo, dips, drawn, in_force, qemu_ramps, ramps, side_channel] {
             assert_eq!(make(&nothing), None);
         }
+    }
+
+    #[test]
+    fn each_way_of_adding_other_load_has_a_column() {
+        let row = |metric: &str| {
+            json!({ "scenario": "contended", "metric": format!("new25.{metric}"), "variant": "max",
+                "unit": "us", "median": 3000 })
+        };
+        let result = json!({ "scenario": "bench:contended.new25:x",
+            "report": { "results": [row("to_needed"), row("above"), row("energy")] } });
+        let input = json!({ "results": [{ "host": "2+2 host", "result": result }] });
+        let table = contended_ways(&[input]).unwrap();
+        assert!(
+            table.ends_with("\n| new25 | -; - | 3.0; 3.0 | -; - | -; - |\n"),
+            "{table}"
+        );
+        assert_eq!(table.lines().count(), 3);
+        assert_eq!(contended_ways(&[json!({})]), None);
     }
 }

@@ -54,6 +54,7 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("in-force", &["test.json"], lab::in_force),
     ("ramps", &["test-long.json"], lab::ramps),
     ("qemu-ramps", &["test-long.json"], lab::qemu_ramps),
+    ("contended-ways", &["test-long.json"], lab::contended_ways),
     ("side-channel", &["test-long.json"], lab::side_channel),
     ("rt-latency", &["test-long.json"], rt::latency),
     ("rt-loop", &["test-long.json"], rt::periodic_loop),
