@@ -36,6 +36,12 @@ struct vcpufreq_scale {
 
 static DEFINE_PER_CPU(struct vcpufreq_scale, vcpufreq_scale);
 
+static u64 vcpufreq_factor(u32 perf_max)
+{
+	return DIV64_U64_ROUND_UP((u64)SCHED_CAPACITY_SCALE << VCPUFREQ_FACTOR_SHIFT,
+				  perf_max);
+}
+
 static void vcpufreq_scale_tick(void)
 {
 	const struct vcpufreq_scale *s = this_cpu_ptr(&vcpufreq_scale);
@@ -82,8 +88,7 @@ void vcpufreq_scale_start(const struct vcpufreq_domain *domain)
 
 		s->vf = domain->vf;
 		s->perf_max = perf_max;
-		s->factor = DIV64_U64_ROUND_UP((u64)SCHED_CAPACITY_SCALE <<
-					       VCPUFREQ_FACTOR_SHIFT, perf_max);
+		s->factor = vcpufreq_factor(perf_max);
 	}
 
 	topology_set_scale_freq_source(&vcpufreq_scale_source, &domain->cpus);

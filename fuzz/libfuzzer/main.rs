@@ -5,7 +5,7 @@
 
 use std::sync::LazyLock;
 
-use vcpufreq_fuzz::{FuzzTarget, TARGETS};
+use vcpufreq_fuzz::{FuzzTarget, TARGETS, operations};
 
 static TARGET: LazyLock<FuzzTarget> = LazyLock::new(|| {
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
@@ -20,4 +20,14 @@ static TARGET: LazyLock<FuzzTarget> = LazyLock::new(|| {
     })
 });
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| (TARGET.1)(data));
+/// After how many operations their number is printed.
+const EACH: u64 = 100_000;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let before = operations();
+    (TARGET.1)(data);
+    let after = operations();
+    if after / EACH > before / EACH {
+        eprintln!("operations: {after}");
+    }
+});

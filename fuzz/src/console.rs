@@ -9,6 +9,8 @@ use vcpufreq::vm::console::Console;
 use vcpufreq_device::kvm::MmioDevice as _;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::operations;
+
 /// Bytes of input that wait, at most: what the terminal's thread keeps is bounded too.
 const WAITING: usize = 4096;
 
@@ -18,6 +20,7 @@ pub fn console(data: &[u8]) {
     let console = Console::new(interrupt, Box::new(io::sink())).expect("an eventfd");
     let mut input = VecDeque::new();
     for access in data.chunks_exact(2) {
+        operations::count();
         let (register, value) = (access[0], access[1]);
         match register {
             // Input arrives.

@@ -12,6 +12,7 @@ use vcpufreq_device::kvm::ioeventfd::{
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::machine::{FuzzedDevice, VCPUS, device, minimum};
+use crate::operations;
 
 /// Knows the last write of each domain.
 #[derive(Default)]
@@ -65,6 +66,7 @@ pub fn doorbells(data: &[u8]) {
         }
     };
     for (at_ns, byte) in (0..).zip(writes) {
+        operations::count();
         let (vcpu, entry) = (usize::from(byte % 4), usize::from(byte / 4 % 3));
         if vcpu == VCPUS.len() {
             turn(last, written);

@@ -8,6 +8,7 @@ mod doorbells;
 mod ivshmem;
 mod kernel_image;
 mod machine;
+mod operations;
 mod perf_ring;
 mod qmp;
 mod records;
@@ -15,6 +16,8 @@ mod registers;
 mod shm;
 mod state;
 mod text;
+
+pub use operations::operations;
 
 /// A name, as on the command line, and the function.
 pub type FuzzTarget = (&'static str, fn(&[u8]));

@@ -7,6 +7,8 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_device::kvm::fuzzing::FakeTrace;
 use vcpufreq_device::kvm::ioeventfd::{Known, LastWrite};
 
+use crate::operations;
+
 const FORMAT: &str = "\tfield:u64 gpa;\toffset:16;\tsize:8;\tsigned:0;\n\
     \tfield:u64 val;\toffset:24;\tsize:8;\tsigned:0;\n";
 const BASE: u64 = 0x0a00_0000;
@@ -51,6 +53,7 @@ pub fn perf_ring(data: &[u8]) {
     let mut trace = FakeTrace::new(2, FORMAT, BASE).expect("a format that holds");
     let (mut models, mut known) = ([RingModel::default(), RingModel::default()], Known::new());
     for (at_ns, step) in (1..).zip(data.chunks_exact(STEP)) {
+        operations::count();
         let &[what, whose, v0, v1] = step else {
             continue;
         };

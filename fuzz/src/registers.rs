@@ -7,6 +7,7 @@ use std::sync::Arc;
 use vcpufreq_device::{MmioRegion, VcpuId};
 
 use crate::machine::{VCPUS, check, device, minimum};
+use crate::operations;
 
 /// The registers that the binding has, and the one of the features.
 const REGISTERS: [u64; 7] = [0x00, 0x04, 0x08, 0x0c, 0x10, 0x14, 0x100];
@@ -53,6 +54,7 @@ pub fn registers(data: &[u8]) {
     let region = MmioRegion::new(device.clone());
     let mut model = RegisterModel::default();
     for access in data.chunks_exact(ACCESS) {
+        operations::count();
         let [what, page, register, len, value @ ..] = access else {
             continue;
         };

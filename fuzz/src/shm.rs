@@ -18,6 +18,7 @@ use vm_memory::{FileOffset, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::machine::{FuzzedDevice, VCPUS, check, device, minimum};
+use crate::operations;
 
 /// Bytes of an access: what, whose, two of an offset, four of a value.
 const ACCESS: usize = 8;
@@ -141,6 +142,7 @@ impl FuzzServer {
 pub fn shm(data: &[u8]) {
     let (server, mut model) = (FuzzServer::new(), ShmModel::default());
     for access in data.chunks_exact(ACCESS) {
+        operations::count();
         let [what, whose, o0, o1, value @ ..] = access else {
             continue;
         };

@@ -354,39 +354,30 @@ const BOOTS: &[Boot] = &[
     boot(Long, 40, "2+2", &["repeat"]),
     boot(Long, 40, "2+2", &["repeat"]),
     // Kernels with checks of their own: values and counts, which don't depend on their speed.
-    checked(70, &["planted"]),
+    checked(300, &["planted", "kunit", "bpf-calls", "doctor"]),
+    checked(600, &["boot", "governor", "opps-exact", "domain"]),
     checked(
         600,
         &[
-            "boot",
-            "doctor",
-            "governor",
-            "opps-exact",
-            "domain",
-            "driver",
             "restart",
             "host-fails",
             "pin-offline",
             "thread-actuator",
             "uclamp",
-            "rt-standard",
         ],
     ),
+    checked(300, &["rt-standard"]),
     checked(
-        600,
+        500,
         &[
             "bpf-page",
             "bpf-requests",
             "bpf-arithmetic",
             "bpf-kfunc-refused",
-            "bpf-limits",
             "bpf-meddling",
-            "bpf-two-vms",
-            "bpf-shared",
-            "bpf-kill",
-            "bpf-ends",
         ],
     ),
+    checked(500, &["bpf-two-vms", "bpf-shared", "bpf-ends"]),
     checked(600, &["no-exit", "stats", "attach", "fallbacks"]),
     Boot {
         path: Some("ioeventfd"),
@@ -394,10 +385,15 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         guest: Checked,
-        ..boot(Instrumented, 600, "2+2", &["boot", "driver", "opps-exact"])
+        ..boot(
+            Instrumented,
+            600,
+            "2+2",
+            &["boot", "kunit", "driver", "opps-exact"],
+        )
     },
     // Data races show where CPUs run at once.
-    raced(300, &["planted"]),
+    raced(300, &["planted", "bpf-calls"]),
     raced(300, &["boot"]),
 ];
 

@@ -32,6 +32,15 @@ const RT_MODULE: ModuleSource = ModuleSource {
     name: "rt-module",
     folders: &["rt/module", "module.mk", "guest-driver/tests"],
 };
+const MODULES: ModuleSource = ModuleSource {
+    name: "modules",
+    folders: &[
+        "guest-driver",
+        "host-bpf/module",
+        "rt/module",
+        "lab/modules",
+    ],
+};
 const BPF: ModuleSource = ModuleSource {
     name: "bpf",
     // The second has the registers, which the programs include.
@@ -74,13 +83,26 @@ const DKMS_SCRIPT: &str = r#"
     find dkms -path "*/$release/aarch64/module/$built.ko*" | grep .
 "#;
 
+/// The kernel's patterns of defects, as its coccicheck reports them. Each file has its options. Two
+/// need a compiler of OCaml.
+const COCCI_SCRIPT: &str = r#"
+    patterns=$(grep -rl '^virtual report' "$1" | xargs grep -L 'script:ocaml' | sort)
+    for pattern in $patterns; do
+        options=$(sed -n 's,^// Options:,,p' "$pattern")
+        spatch -D report --very-quiet $options --cocci-file "$pattern" --dir . ||
+            echo "$pattern: spatch failed"
+    done > ../found 2> ../errors
+    if grep . ../found; then
+        cat ../errors
+        exit 1
+    fi
+"#;
+
 /// Every test of the C code.
 pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
-    let checkpatch = kernel_source::unpacked(&artifacts.cache, &artifacts.root)?;
-    let checkpatch = format!(
-        "CHECKPATCH={}/scripts/checkpatch.pl",
-        artifacts.root.inside(&checkpatch)?
-    );
+    let source = kernel_source::unpacked(&artifacts.cache, &artifacts.root)?;
+    let scripts = format!("{}/scripts", artifacts.root.inside(&source)?);
+    let checkpatch = format!("CHECKPATCH={scripts}/checkpatch.pl");
     let mut tried = Vec::new();
     for flavor in [Flavor::Standard, Flavor::Rt, Flavor::Old] {
         let release = Kernel::find(&artifacts.root, flavor)?.release;
@@ -117,6 +139,11 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
         let name = format!("abi: the headers are C for {machine}");
         tried.push(check.tried(name, artifacts.tools(), repo));
     }
+    tried.push(coccicheck(&scripts).tried(
+        "modules: coccicheck".to_owned(),
+        artifacts.tools(),
+        repo,
+    ));
     tried.extend(driver_tests(artifacts, repo)?);
     tried.iter().for_each(tell);
     Ok(tried)
@@ -216,6 +243,17 @@ fn bpf(checkpatch: &str) -> Check {
     Check {
         name: "bpf-check".to_owned(),
         source: BPF,
+        command: command.map(Into::into).into(),
+        place: CheckPlace::Copy,
+    }
+}
+
+fn coccicheck(scripts: &str) -> Check {
+    let patterns = format!("{scripts}/coccinelle");
+    let command = ["sh", "-ec", COCCI_SCRIPT, "sh", &patterns];
+    Check {
+        name: "coccicheck".to_owned(),
+        source: MODULES,
         command: command.map(Into::into).into(),
         place: CheckPlace::Copy,
     }

@@ -31,7 +31,7 @@ const CMDLINE: &str = "nokaslr panic=-1 rdinit=/init";
 
 /// For kernels with checks of their own: without this SLUB keeps pointers to what it has given away,
 /// in lists per CPU, where kmemleak finds them.
-const CMDLINE_OF_CHECKS: &str = " slab_debug=F,kmalloc-*";
+const CMDLINE_OF_CHECKS: &str = " slab_debug=F,kmalloc-* kunit.enable=1 kunit.autorun=1";
 
 /// A disk of an emulated host.
 #[derive(Debug)]

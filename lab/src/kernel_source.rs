@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The few files of the kernel's source that the lab uses, from Debian's
 //! linux-source package: the kernel's own driver for the same device, the
-//! bindings, and checkpatch.
+//! bindings, checkpatch, and the patterns of coccicheck.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,6 +17,7 @@ const FILES: &[&str] = &[
     "drivers/cpufreq/virtual-cpufreq.c",
     "Documentation/devicetree/bindings",
     "scripts/checkpatch.pl",
+    "scripts/coccinelle",
     "scripts/spelling.txt",
     "scripts/const_structs.checkpatch",
 ];

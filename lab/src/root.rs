@@ -46,7 +46,11 @@ const PACKAGES: &[&str] = &[
     "zlib1g-dev:arm64",
     "libzstd-dev:arm64",
     "pkg-config",
+    // Checks of the C code.
     "sparse",
+    "coccinelle",
+    // Of its patterns.
+    "libpython3-dev",
     "perl",
     // Makes modules as an installed system does.
     "dkms",

@@ -7,6 +7,8 @@ pub mod console_commands;
 pub mod cur_perf;
 pub mod dips;
 pub mod fair_server;
+#[cfg(feature = "bpf")]
+pub mod faults;
 pub mod frequency;
 pub mod guest;
 pub mod guest_shell;

@@ -7,6 +7,7 @@ pub mod bench;
 pub mod bpf;
 pub mod device;
 pub mod kills;
+pub mod kunit;
 pub mod models;
 pub mod paths;
 pub mod planted;
@@ -93,6 +94,7 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "rt-standard" => rt::standard::run(plan),
         "demo" => device::demo::run(plan),
         "planted" => planted::run(),
+        "kunit" => kunit::run(plan),
         _ if name.split(':').next() == Some("bench") => bench::program::run(plan, name),
         _ if name.split(':').next() == Some("many-vcpus") => device::many_vcpus::run(plan, name),
         _ => bail!("no such scenario"),

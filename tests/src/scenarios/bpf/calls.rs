@@ -2,7 +2,8 @@
 //! The host module's device under random calls. Threads of several processes open, set up, bind,
 //! apply, ask, map and close a few files at once, with right and wrong arguments. They also fork, run a
 //! program, remove the groups and end, and a guest makes requests by BPF. Meanwhile the module is
-//! loaded and removed, and processes are killed.
+//! loaded and removed, and processes are killed. On a kernel with fault injection an allocation fails
+//! in one call of four.
 //!
 //! Afterwards the module can be removed and works as before, and the kernel has reported nothing.
 
@@ -23,6 +24,7 @@ use vcpufreq_host_bpf::{DEVICE, HostModule};
 
 use super::group::ClampGroup;
 use crate::harness::console_commands::{insmod, rmmod, unload_host_module};
+use crate::harness::faults::{self, Faults};
 use crate::harness::kernel_log;
 use crate::harness::random::Random;
 use crate::harness::sys::{self, BIND, SET_UP};
@@ -38,6 +40,8 @@ const ROUNDS: u32 = 8;
 const FILES: usize = 3;
 /// Groups that all processes bind.
 const GROUPS: u32 = 3;
+/// A call has fewer allocations.
+const MOST_ALLOCATIONS: u32 = 24;
 
 /// The other numbers of the module's calls (abi/vcpufreq-module.h).
 const APPLY: libc::Ioctl = 0x4010_cf02;
@@ -50,6 +54,7 @@ pub fn run() -> Result<Value> {
     for group in 0..GROUPS {
         make_group(group)?;
     }
+    faults::prepare()?;
     let mut counted = BTreeMap::new();
     let mut random = Random::new(1);
     for round in 0..ROUNDS {
@@ -66,6 +71,7 @@ pub fn run() -> Result<Value> {
         .iter()
         .all(|call| of(&format!("{call} ok")) > 20 && of(&format!("{call} refused")) > 20);
     let reports = kernel_log::look()?.reports;
+    let tried = tried && (!faults::exist() || of("failed allocations") > 100);
     let held = reports.is_empty() && works && tried && of("map ok") + of("other ok") == 0;
     Ok(json!({
         "held": held, "calls": counted, "works_afterwards": works, "reports": reports,
@@ -189,7 +195,8 @@ pub fn process(words: &[String]) -> Result<()> {
     let threads = (0..THREADS).map(|n| {
         let (caller, mut random) = (caller.clone(), Random::new(seed * THREADS + n + 1));
         std::thread::spawn(move || -> Result<()> {
-            (0..CALLS).try_for_each(|_| caller.call(&mut random))
+            let faults = Faults::of_this_thread()?;
+            (0..CALLS).try_for_each(|_| caller.call(&mut random, &faults))
         })
     });
     for thread in threads.collect::<Vec<_>>() {
@@ -214,12 +221,14 @@ struct Caller {
 }
 
 impl Caller {
-    fn call(&self, random: &mut Random) -> Result<()> {
+    fn call(&self, random: &mut Random, faults: &Faults) -> Result<()> {
         let slot = &self.files[random.index(FILES)];
         let file = slot.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(file) = file.filter(|_| random.below(16) > 0) else {
             // Opens one in place of none, or of one that others may still use.
-            let opened = OpenOptions::new().read(true).write(true).open(DEVICE);
+            let mut options = OpenOptions::new();
+            let options = options.read(true).write(true);
+            let opened = self.at_times_with_fault(random, faults, || options.open(DEVICE))?;
             self.count("open", opened.is_ok());
             *slot.lock().unwrap_or_else(PoisonError::into_inner) = opened.ok().map(Arc::new);
             return Ok(());
@@ -245,12 +254,12 @@ impl Caller {
                     );
                 }
             }
-            _ => self.right_number(&file, random),
+            _ => self.right_number(&file, random, faults)?,
         }
         Ok(())
     }
 
-    fn right_number(&self, file: &File, random: &mut Random) {
+    fn right_number(&self, file: &File, random: &mut Random, faults: &Faults) -> Result<()> {
         let calls = [
             ("set_up", SET_UP),
             ("bind", BIND),
@@ -273,7 +282,27 @@ impl Caller {
             let fds = [min, max].map(|file| file.as_raw_fd().cast_unsigned());
             words[1..3].copy_from_slice(&fds);
         }
-        self.count(name, sys::call_module(file, number, &mut words).is_ok());
+        let call = || sys::call_module(file, number, &mut words);
+        let result = self.at_times_with_fault(random, faults, call)?;
+        self.count(name, result.is_ok());
+        Ok(())
+    }
+
+    fn at_times_with_fault<T>(
+        &self,
+        random: &mut Random,
+        faults: &Faults,
+        call: impl FnOnce() -> T,
+    ) -> Result<T> {
+        if random.below(4) > 0 {
+            return Ok(call());
+        }
+        let (result, failed) = faults.during(1 + random.below(MOST_ALLOCATIONS), call)?;
+        if failed {
+            let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+            add(&mut counted, "failed allocations", 1);
+        }
+        Ok(result)
     }
 
     /// Mostly small numbers, which calls take for vCPUs, domains and clamps.

@@ -121,14 +121,25 @@ pub(super) fn refresh(
     Ok(refreshed)
 }
 
+/// The limit, where there is one.
+pub(super) const PER_SECOND: u32 = 100;
+pub(super) const BURST: u32 = 10;
+
 /// Requests, of which some pass at once.
 pub(super) const FLOOD: u64 = 600;
+
+/// What a limit lets pass at most of requests that began then: the burst, and what its rate has
+/// added since.
+pub(super) fn most_passed(per_second: u32, burst: u32, since: Instant) -> u64 {
+    let ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    u64::from(burst) + ms.saturating_mul(per_second.into()) / 1000 + 1
+}
 
 pub(super) fn set_limit(vcpu: &mut TinyVcpu, on: bool) -> Result<()> {
     vcpu.how.limit = match on {
         true => Some(RateLimit {
-            per_second: NonZeroU32::new(100).context("0")?,
-            burst: NonZeroU32::new(10).context("0")?,
+            per_second: NonZeroU32::new(PER_SECOND).context("0")?,
+            burst: NonZeroU32::new(BURST).context("0")?,
         }),
         false => None,
     };

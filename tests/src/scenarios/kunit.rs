@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! KUnit tests of the kernel modules' functions, on a host or in a guest whose kernel has KUnit:
+//! modules of their own, which are built for such a kernel alone.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use crate::harness::console_commands::{insmod, rmmod};
+use crate::harness::kernel_log;
+use crate::harness::plan::Plan;
+use crate::harness::policy::Policy;
+use crate::harness::sysfs;
+use crate::harness::vm::Vm;
+
+/// The kernel's, for the results of each suite.
+const RESULTS: &str = "/sys/kernel/debug/kunit";
+
+/// A module of tests, and its suite.
+const OF_HOST: (&str, &str) = ("vcpufreq_host_test", "vcpufreq_clamp");
+const OF_GUEST: (&str, &str) = ("vcpufreq_guest_test", "vcpufreq_scale");
+
+/// All tests passed of each kernel that has KUnit.
+pub fn run(plan: &Plan) -> Result<Value> {
+    let mut of = Vec::new();
+    if Path::new(RESULTS).exists() {
+        of.push(on_host()?);
+    }
+    if kernel_log::guests_are_watched() {
+        of.push(in_guest(plan)?);
+    }
+    ensure!(
+        !of.is_empty(),
+        "no kernel has KUnit: --host checked, --guest checked"
+    );
+    let held = of.iter().all(|results| passed(results));
+    Ok(json!({ "held": held, "results": of }))
+}
+
+fn on_host() -> Result<String> {
+    let (module, suite) = OF_HOST;
+    insmod(module, "")?;
+    let text = sysfs::text(results(suite))?;
+    rmmod(module)?;
+    Ok(text)
+}
+
+fn in_guest(plan: &Plan) -> Result<String> {
+    let policy = Policy::all()?.remove(0);
+    let mut vm = Vm::boot(&plan.mirroring(&[policy.cpu()]))?;
+    let (module, suite) = OF_GUEST;
+    vm.ask("rmmod vcpufreq_guest")?;
+    vm.ask(format!("insmod {module}"))?;
+    let text = vm.ask(format!("read {}", results(suite)))?;
+    vm.ask(format!("rmmod {module}"))?;
+    vm.quit()?;
+    Ok(text.replace("\\n", "\n"))
+}
+
+fn results(suite: &str) -> String {
+    format!("{RESULTS}/{suite}/results")
+}
+
+/// A suite's last line is its result, and it has one line for each test.
+fn passed(results: &str) -> bool {
+    let lines: Vec<&str> = results.lines().map(str::trim_start).collect();
+    let of = |sign: &str| lines.iter().filter(|line| line.starts_with(sign)).count();
+    of("ok ") > 1 && of("not ok ") == 0 && !results.contains("# SKIP")
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: a suite passes if each of its tests does, and only if it has some.
+    use super::*;
+
+    #[test]
+    fn each_test_counts() {
+        let good = "KTAP version 1\n1..1\n    # Subtest: a\n    1..1\n    ok 1 b\nok 1 a";
+        assert!(passed(good));
+        assert!(!passed(&good.replace("ok 1 b", "not ok 1 b")));
+        assert!(!passed(&good.replace("ok 1 b", "ok 1 b # SKIP")));
+        assert!(!passed("ok 1 a"));
+    }
+}
