@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A device tree of another VMM: what `dt --merge` makes of it can be merged again, to a tree of the
-//! same size.
+//! same size, unless the first took the last phandles.
 
-use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, Seeds, merge};
+use vcpufreq_dt::{
+    CpuFacts, CpufreqRegion, Machine, MachineFacts, MergeError, Opp, OppTable, Seeds, merge,
+};
 
 /// Merges a machine of one CPU, and of two, into the tree.
 pub fn devicetree(data: &[u8]) {
@@ -11,7 +13,8 @@ pub fn devicetree(data: &[u8]) {
         if let Ok(merged) = merge(data, &machine, Seeds::Drop) {
             // Only the numbers of phandles may differ.
             let again = merge(&merged, &machine, Seeds::Drop).map(|tree| tree.len());
-            assert_eq!(again, Ok(merged.len()));
+            let none_left = matches!(again, Err(MergeError::NoPhandles { .. }));
+            assert!(none_left || again == Ok(merged.len()), "{again:?}");
         }
     }
 }
