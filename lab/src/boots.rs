@@ -357,14 +357,8 @@ const BOOTS: &[Boot] = &[
     checked(300, &["planted", "kunit", "bpf-calls", "doctor"]),
     checked(600, &["boot", "governor", "opps-exact", "domain"]),
     checked(
-        600,
-        &[
-            "restart",
-            "host-fails",
-            "pin-offline",
-            "thread-actuator",
-            "uclamp",
-        ],
+        400,
+        &["restart", "host-fails", "pin-offline", "thread-actuator"],
     ),
     checked(300, &["rt-standard"]),
     checked(
@@ -378,7 +372,7 @@ const BOOTS: &[Boot] = &[
         ],
     ),
     checked(500, &["bpf-two-vms", "bpf-shared", "bpf-ends"]),
-    checked(600, &["no-exit", "stats", "attach", "fallbacks"]),
+    checked(400, &["no-exit", "stats", "attach"]),
     Boot {
         path: Some("ioeventfd"),
         ..checked(600, &["order", "opps-exact"])

@@ -50,7 +50,6 @@ fn in_guest(plan: &Plan) -> Result<String> {
     let policy = Policy::all()?.remove(0);
     let mut vm = Vm::boot(&plan.mirroring(&[policy.cpu()]))?;
     let (module, suite) = OF_GUEST;
-    vm.ask("rmmod vcpufreq_guest")?;
     vm.ask(format!("insmod {module}"))?;
     let text = vm.ask(format!("read {}", results(suite)))?;
     vm.ask(format!("rmmod {module}"))?;
