@@ -24,7 +24,7 @@ fn programs() -> (usize, usize) {
 
 /// Waits for these numbers of programs; those that there are in the end.
 fn settle(wanted: (usize, usize)) -> Result<(usize, usize)> {
-    settled(10 * SOON, || Ok(programs()), |now| *now == wanted)
+    settled(60 * SOON, || Ok(programs()), |now| *now == wanted)
 }
 
 /// The map by which VMMs find the programs on the hooks.
