@@ -371,7 +371,7 @@ const BOOTS: &[Boot] = &[
             "bpf-meddling",
         ],
     ),
-    checked(500, &["bpf-two-vms", "bpf-shared", "bpf-ends"]),
+    checked(500, &["bpf-two-vms", "bpf-shared"]),
     checked(400, &["no-exit", "stats", "attach"]),
     Boot {
         path: Some("ioeventfd"),
