@@ -9,7 +9,7 @@
 /* Under test, with its static functions. */
 #include "../vcpufreq_scale.c"
 
-/* Of a phone's little CPU to the most that the driver takes. */
+/* Any, up to the most that the driver takes. */
 static const u32 highest[] = {
 	1, 2, 3, 7, 999, 1024, 1025, 65537, 1803000, 2802000, 4294967293U
 };
@@ -24,7 +24,7 @@ static struct vcpufreq *device_of(struct kunit *test)
 	return vf;
 }
 
-/* The scale that a tick gives, from one of which nothing is left unseen. */
+/* The scale after a tick, when it was @before. */
 static unsigned long scale_of(struct vcpufreq *vf, u32 perf_max, u32 perf, unsigned long before)
 {
 	struct vcpufreq_scale *s;

@@ -87,6 +87,7 @@ const DKMS_SCRIPT: &str = r#"
 /// need a compiler of OCaml.
 const COCCI_SCRIPT: &str = r#"
     patterns=$(grep -rl '^virtual report' "$1" | xargs grep -L 'script:ocaml' | sort)
+    [ -n "$patterns" ] || { echo "no patterns in $1"; exit 1; }
     for pattern in $patterns; do
         options=$(sed -n 's,^// Options:,,p' "$pattern")
         spatch -D report --very-quiet $options --cocci-file "$pattern" --dir . ||

@@ -30,7 +30,7 @@ const MEM_FOR_1_GIB_PAGE_MIB: u32 = 4096;
 const CMDLINE: &str = "nokaslr panic=-1 rdinit=/init";
 
 /// For kernels with checks of their own: without this SLUB keeps pointers to what it has given away,
-/// in lists per CPU, where kmemleak finds them.
+/// in lists per CPU, where kmemleak finds them. Modules of KUnit run their tests when they are loaded.
 const CMDLINE_OF_CHECKS: &str = " slab_debug=F,kmalloc-* kunit.enable=1 kunit.autorun=1";
 
 /// A disk of an emulated host.

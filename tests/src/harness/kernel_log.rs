@@ -41,7 +41,7 @@ const OURS: [&str; 3] = ["[vcpufreq_", "[lab_", "bpf_prog_"];
 /// Reports of the kernel's own defects, by what each contains: it is no report where all of that
 /// stands. By an irqfd (under its wait queue's lock, interrupts off) the first active SPI of a guest
 /// kicks all vCPUs, which waits for other CPUs: `vgic_queue_irq_unlock()` of Linux 7.3, whichever
-/// VMM it is. Each time that it makes its scheduling domains, at its start too, it loses 16 bytes.
+/// VMM it is. Whenever Linux 7.3 makes its scheduling domains, at its start too, it loses 16 bytes.
 const KNOWN: [&[&str]; 2] = [
     &[
         "WARNING: at smp_call_function_many_cond",
@@ -61,7 +61,8 @@ const KNOWN: [&[&str]; 2] = [
 static LOG: Mutex<Option<File>> = Mutex::new(None);
 
 /// For the command line of a guest's kernel with checks, as the lab has it for a host's. It keeps freed
-/// objects out of lists of pointers per CPU, where kmemleak would find those that were lost since.
+/// objects out of lists of pointers per CPU, where kmemleak would find those that were lost since, and
+/// has modules of KUnit run their tests.
 pub const CMDLINE: &str = " slab_debug=F,kmalloc-* kunit.enable=1 kunit.autorun=1";
 
 /// Whether guests have a kernel with checks.
@@ -223,6 +224,10 @@ mod tests {
     fn known_reports_are_known_by_all_of_their_parts() {
         assert_eq!(found(KNOWN[0]).elsewhere.len(), 1);
         assert_eq!(found(&KNOWN[0][..3]).reports.len(), 1);
+        for parts in KNOWN {
+            assert!(is_of_kernel(&parts.join("\n")));
+            (0..parts.len()).for_each(|n| assert!(!is_of_kernel(parts[n])));
+        }
     }
 
     #[test]
