@@ -30,10 +30,7 @@ pub fn prepare() -> Result<()> {
         set("ignore-gfp-wait", "N")?;
         set("verbose", "0")?;
     }
-    Ok(sysfs::write(
-        "/sys/kernel/debug/fail_page_alloc/min-order",
-        "0",
-    )?)
+    sysfs::write("/sys/kernel/debug/fail_page_alloc/min-order", "0")
 }
 
 /// Faults of one thread, which must be the one that asks for them.
