@@ -68,13 +68,15 @@ static void each_share_is_that_of_the_highest(struct kunit *test)
 static void the_highest_and_above_are_full_scale(struct kunit *test)
 {
 	struct vcpufreq *vf = device_of(test);
-	unsigned int i;
+	unsigned int i, step;
 
 	for (i = 0; i < ARRAY_SIZE(highest); i++) {
-		KUNIT_EXPECT_EQ(test, scale_of(vf, highest[i], highest[i], 0), SCHED_CAPACITY_SCALE);
-		KUNIT_EXPECT_EQ(test, scale_of(vf, highest[i], U32_MAX - 1, 0), SCHED_CAPACITY_SCALE);
-		KUNIT_EXPECT_EQ(test, scale_of(vf, highest[i], VCPUFREQ_SHM_GONE, 0),
-				SCHED_CAPACITY_SCALE);
+		static const u32 above[] = { 0, U32_MAX - 1, VCPUFREQ_SHM_GONE };
+		u32 max = highest[i];
+
+		for (step = 0; step < ARRAY_SIZE(above); step++)
+			KUNIT_EXPECT_EQ(test, scale_of(vf, max, max_t(u32, max, above[step]), 0),
+					SCHED_CAPACITY_SCALE);
 	}
 }
 
@@ -96,6 +98,7 @@ static struct kunit_suite suite = {
 	.name = "vcpufreq_scale",
 	.test_cases = cases,
 };
+
 kunit_test_suite(suite);
 
 MODULE_DESCRIPTION("KUnit tests of vcpufreq_guest");
