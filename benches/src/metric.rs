@@ -27,7 +27,7 @@ pub enum Metric {
     /// Of the time that the load's threads ran, per mille on CPUs of the most
     /// capable cluster; in a guest, of the vCPUs' time.
     OnBig,
-    /// Of that time, per mille on the CPU that has most of it: how crowded the threads are.
+    /// Of the time that the load's threads ran, per mille on the CPU that had most of it.
     Busiest,
     /// Until the load is on a CPU of a cluster that isn't the least capable one. Of three
     /// clusters the scheduler goes to either of the larger ones first.

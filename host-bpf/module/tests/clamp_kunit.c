@@ -4,7 +4,6 @@
  * where the kernel has KUnit.
  */
 #include <kunit/test.h>
-#include <linux/kstrtox.h>
 #include <linux/module.h>
 
 /* Under test, with its static functions. */
