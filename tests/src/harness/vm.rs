@@ -218,14 +218,18 @@ impl Vm {
         Ok(())
     }
 
-    /// Between QEMU for the device tree and QEMU for the guest there is none for a moment.
+    /// QEMU for the device tree may have just ended by itself: then one for the guest follows.
     fn kill_behind(&self) -> Result<()> {
-        let find = || Ok(behind(self.program()).or(self.vmm));
-        if let Some(pid) = settled(SOON, find, Option::is_some)? {
-            // It may have ended.
-            let _ = kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGKILL);
-        }
-        Ok(())
+        let prefix = format!("/proc/{}/exe", self.child.pid());
+        let kill_one = || {
+            if let Some(pid) = behind(self.program()).or(self.vmm) {
+                // It may have ended.
+                let _ = kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGKILL);
+            }
+            // One that isn't reaped has none.
+            Ok(fs::read_link(&prefix).is_ok())
+        };
+        settled(ANSWER, kill_one, |lives| !lives).map(drop)
     }
 
     /// Waits for a console line with this beginning.
