@@ -139,3 +139,17 @@ int BPF_PROG(dispatch_write)
 		bpf_tail_call(ctx, &on_write, place >> 16);
 	return 0;
 }
+
+/*
+ * Nothing calls it. A VMM finds the set by this program's name and its only map,
+ * as long as another one holds it. A search by the maps' names would open each
+ * map, and the kernel never frees an array of programs that two searches open and
+ * close before its deferred clearing has run (prog_array_map_clear).
+ */
+SEC("socket")
+int dispatch_set(struct __sk_buff *skb)
+{
+	__u32 first = 0;
+
+	return !!bpf_map_lookup_elem(&dispatch_slots, &first);
+}

@@ -2,11 +2,11 @@
 //! The programs on the kernel's hooks, which all VMs of a host share (`bpf/dispatch.bpf.c`), and a
 //! VM's slot among them.
 //!
-//! The first VMM loads them. A later one finds them by the name of a map. Nothing is pinned: each
+//! The first VMM loads them. A later one finds them by the name of a program. Nothing is pinned: each
 //! VMM holds links and maps open, and the kernel frees them with the last one, whatever ends that.
 //! What a killed VMM has left in its slot is freed by those that live ([`Dispatcher::sweep`]).
 //!
-//! Only CAP_SYS_ADMIN may find maps. A VMM without it has a set of its own, as one of another
+//! Only CAP_SYS_ADMIN may find programs. A VMM without it has a set of its own, as one of another
 //! version has; it doesn't sweep, and others don't join it.
 
 #![forbid(unsafe_code)]
@@ -45,8 +45,9 @@ pub(crate) struct Dispatcher {
     /// The kernel's number of the map of slots.
     id: u32,
     maps: Vec<MapHandle>,
-    /// Of this process, where it has attached them; else of another one's.
+    /// Where this process has attached them.
     _own: Vec<Link>,
+    /// See [`HookSet::held`].
     _held: Vec<OwnedFd>,
     /// The program that sees the accesses of all VMs.
     write: Option<OwnedFd>,

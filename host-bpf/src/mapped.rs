@@ -149,6 +149,17 @@ pub(crate) fn link_by_id(id: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Whether the kernel lists a map. It is not opened: of an array of programs that has no user any
+/// more, an open and a close that come too soon after another keep it for ever
+/// (`prog_array_map_clear` in kernel/bpf/arraymap.c).
+pub(crate) fn lists_map(id: u32) -> bool {
+    let mut next = 0;
+    // SAFETY: the kernel writes one number.
+    let found =
+        unsafe { libbpf_rs::libbpf_sys::bpf_map_get_next_id(id.saturating_sub(1), &raw mut next) };
+    found == 0 && next == id
+}
+
 /// An ioctl whose argument is that structure, by its number.
 pub(crate) fn ioctl<T>(file: BorrowedFd<'_>, number: u32, argument: &mut T) -> io::Result<()> {
     let size = usize::try_from(number >> 16 & 0x3fff).unwrap_or(0);

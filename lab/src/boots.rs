@@ -239,7 +239,12 @@ const BOOTS: &[Boot] = &[
     ),
     Boot {
         host: Rt,
-        ..boot(Long, 200, "2+2", &["scx-service", "scx-requests"])
+        ..boot(
+            Long,
+            300,
+            "2+2",
+            &["scx-service", "scx-requests", "scx-deaths"],
+        )
     },
     Boot {
         host: Rt,

@@ -3,7 +3,9 @@
 
 #![forbid(unsafe_code)]
 
-/// The map by which a VMM finds the others.
+/// The program by which a VMM finds a set: it uses the next map alone.
+pub(super) const SET: &str = "dispatch_set";
+/// The map that has the numbers of the others.
 pub(super) const SLOTS: &str = "dispatch_slots";
 /// The others, in the order of their numbers in that one.
 pub(super) const MAPS: [&str; 6] = [

@@ -5,15 +5,16 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread::sleep;
 use std::time::Duration;
 
-use libbpf_rs::query::MapInfoIter;
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{Link, MapCore as _, MapHandle, Object, Program};
 
-use super::names::{BY_PCPU, MAPS, PROGRAMS, SLOTS};
+use super::names::{BY_PCPU, MAPS, PROGRAMS, SET, SLOTS};
 use super::trusted::{are_ours, call_ours};
 use crate::error::BpfError;
 use crate::hooks;
@@ -59,7 +60,28 @@ pub(super) struct HookSet {
     pub id: u32,
     pub maps: Vec<MapHandle>,
     pub own: Vec<Link>,
+    /// The program [`SET`], and links that another process has attached.
     pub held: Vec<OwnedFd>,
+}
+
+/// A set on this host, which another process holds.
+#[derive(Clone, Copy)]
+pub(super) struct Listed {
+    program: u32,
+    slots: u32,
+}
+
+/// The sets on this host.
+pub(super) fn listed() -> impl Iterator<Item = Listed> {
+    let options = ProgInfoQueryOptions::default().include_map_ids(true);
+    let programs = ProgInfoIter::with_query_opts(options);
+    programs.filter_map(|program| {
+        let named = program.name.as_bytes() == SET.as_bytes();
+        Some(Listed {
+            program: program.id,
+            slots: *program.map_ids.first().filter(|_| named)?,
+        })
+    })
 }
 
 impl HookSet {
@@ -84,6 +106,8 @@ impl HookSet {
             MapHandle::try_from(&found.ok_or(missing)?).map_err(refused("opening a map"))
         };
         let slots = map(SLOTS)?;
+        let held = program(&object, SET)?.as_fd().try_clone_to_owned();
+        let held = held.map_err(|error| refused("opening a program")(error.into()))?;
         let this = Self {
             id: map_id(&slots)?,
             slots: mapped(&slots)?.ok_or(BpfError::Layout {
@@ -95,7 +119,7 @@ impl HookSet {
                 .map(|name| map(name))
                 .collect::<Result<_, _>>()?,
             own: attach(&object)?,
-            held: Vec::new(),
+            held: vec![held],
         };
         this.publish(&object)?;
         Ok(this)
@@ -113,14 +137,11 @@ impl HookSet {
             to.store(info.id, SeqCst);
         }
         for (to, name) in entry.programs.iter().zip(PROGRAMS) {
-            let mut programs = object.progs();
-            let program = programs.find(|program| program.name() == name);
-            let id = program.map(|program| Program::id_from_fd(program.as_fd()));
-            let id = id.transpose().map_err(refused("asking for a program"))?;
-            to.store(id.unwrap_or(0), SeqCst);
+            let id = Program::id_from_fd(program(object, name)?.as_fd());
+            to.store(id.map_err(refused("asking for a program"))?, SeqCst);
         }
-        // Without the right to list maps, other users of the set are unknown.
-        let shared = MapInfoIter::default().next().is_some();
+        // Without the right to list programs, other users of the set are unknown.
+        let shared = listed().next().is_some();
         let layout = if shared { DISPATCH_LAYOUT } else { PRIVATE };
         entry.layout.store(layout, SeqCst);
         Ok(())
@@ -130,9 +151,10 @@ impl HookSet {
         owners(&self.slots)
     }
 
-    /// The set whose map of slots has this number.
-    pub(super) fn open(id: u32) -> FoundSet {
-        let Ok(map) = MapHandle::from_map_id(id) else {
+    /// Joins a set: as long as this lives, that is there too.
+    pub(super) fn open(listed: Listed) -> FoundSet {
+        let found = Program::fd_from_id(listed.program);
+        let (Ok(program), Ok(map)) = (found, MapHandle::from_map_id(listed.slots)) else {
             return FoundSet::Nothing;
         };
         let Ok(Some(slots)) = mapped(&map) else {
@@ -155,10 +177,11 @@ impl HookSet {
             maps.collect::<Result<Vec<_>, _>>(),
             held.collect::<Result<Vec<_>, _>>(),
         ) {
-            (Ok(maps), Ok(held)) if are_ours(&map, &maps) && call_ours(entry, &held) => {
+            (Ok(maps), Ok(mut held)) if are_ours(&map, &maps) && call_ours(entry, &held) => {
+                held.push(program);
                 FoundSet::Ready(Self {
                     slots,
-                    id,
+                    id: listed.slots,
                     maps,
                     own: Vec::new(),
                     held,
@@ -170,28 +193,35 @@ impl HookSet {
 }
 
 fn attach(object: &Object) -> Result<Vec<Link>, BpfError> {
-    let attach = |name: &'static str| {
+    let attach = |name: &&'static str| {
         let mut programs = object.progs_mut();
-        let program = programs.find(|program| program.name() == name);
-        let missing = BpfError::Refused {
-            what: name,
-            why: "the object has no such program".into(),
-        };
-        let link = program.ok_or(missing)?.attach_trace();
+        let program = programs.find(|program| program.name() == *name);
+        let link = program.ok_or(missing_program(name))?.attach_trace();
         link.map_err(refused("attaching a BPF program"))
     };
-    PROGRAMS.iter().map(|name| attach(name)).collect()
+    PROGRAMS.iter().map(attach).collect()
+}
+
+fn program<'a>(object: &'a Object, name: &'static str) -> Result<Program<'a>, BpfError> {
+    let mut programs = object.progs();
+    let found = programs.find(|program| program.name() == name);
+    found.ok_or_else(|| missing_program(name))
+}
+
+fn missing_program(name: &'static str) -> BpfError {
+    BpfError::Refused {
+        what: name,
+        why: "the object has no such program".into(),
+    }
 }
 
 /// The oldest set of this version, of those whose number is lower. One that isn't attached yet is
 /// waited for, but not for ever.
 pub(super) fn older_than(id: u32) -> Option<HookSet> {
     for look in 1..=LOOKS {
-        let maps = MapInfoIter::default();
-        let maps = maps.filter(|map| map.name == SLOTS && map.id < id);
-        let mut numbers: Vec<u32> = maps.map(|map| map.id).collect();
-        numbers.sort_unstable();
-        let mut found = numbers.into_iter().map(HookSet::open);
+        let mut sets: Vec<_> = listed().filter(|set| set.slots < id).collect();
+        sets.sort_unstable_by_key(|set| set.slots);
+        let mut found = sets.into_iter().map(HookSet::open);
         let first = found.find(|one| match one {
             FoundSet::Nothing => false,
             FoundSet::Unready => look < LOOKS,

@@ -5,11 +5,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 
-use libbpf_rs::query::{MapInfoIter, ProgInfoIter, ProgInfoQueryOptions};
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{ErrorKind, MapCore as _, MapHandle, MapType, libbpf_sys};
 
-use super::names::{BY_SLOT, PROGRAMS, SLOTS};
-use super::set::{FoundSet, HookSet, Ids, map_id};
+use super::names::{BY_SLOT, PROGRAMS};
+use super::set::{FoundSet, HookSet, Ids, listed, map_id};
 use crate::error::BpfError;
 use crate::libbpf_log::refused;
 
@@ -19,11 +19,10 @@ const KEPT: usize = 15;
 /// Gives all slots of VMMs that have ended back, of each set on this host. If that was the last set,
 /// returns what the kernel still frees of it.
 pub(crate) fn sweep() -> Ids {
-    let sets = MapInfoIter::default().filter(|map| map.name == SLOTS);
     let mut none = true;
-    for set in sets {
+    for set in listed() {
         none = false;
-        let FoundSet::Ready(hooks) = HookSet::open(set.id) else {
+        let FoundSet::Ready(hooks) = HookSet::open(set) else {
             continue;
         };
         // While this process frees a slot, no other one takes it.
@@ -39,8 +38,7 @@ pub(crate) fn sweep() -> Ids {
     }
 }
 
-/// The programs that were on the hooks, and their maps. The map of slots isn't among these, and
-/// goes before them.
+/// The programs that were on the hooks, and their maps. The map of slots isn't among these.
 fn ended_programs() -> Ids {
     let options = ProgInfoQueryOptions::default().include_map_ids(true);
     let programs = ProgInfoIter::with_query_opts(options).filter(|program| {

@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use libbpf_rs::{MapHandle, Program};
+use libbpf_rs::Program;
 
 use crate::dispatch::{self, Ids};
+use crate::mapped::lists_map;
 
 /// How often to look, and how many times: grace periods take tens of ms.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -76,7 +77,7 @@ fn listed(ids: &Ids) -> (usize, usize) {
     let programs = ids.programs.iter();
     let programs = programs.filter(|id| Program::fd_from_id(**id).is_ok());
     let maps = ids.maps.iter();
-    let maps = maps.filter(|id| MapHandle::from_map_id(**id).is_ok());
+    let maps = maps.filter(|id| lists_map(**id));
     (programs.count(), maps.count())
 }
 

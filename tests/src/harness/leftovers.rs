@@ -59,12 +59,25 @@ pub fn processes() -> Result<Vec<u32>> {
 /// How many programs, links and maps the kernel has, whosever they are.
 #[cfg(feature = "bpf")]
 pub fn bpf_counts() -> (usize, usize, usize) {
-    use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
+    use libbpf_rs::query::{LinkInfoIter, ProgInfoIter};
     (
         ProgInfoIter::default().count(),
         LinkInfoIter::default().count(),
-        MapInfoIter::default().count(),
+        maps_listed(),
     )
+}
+
+/// How many maps the kernel has. It opens none: that can keep an array of programs for ever.
+#[cfg(feature = "bpf")]
+#[expect(unsafe_code, reason = "libbpf is C")]
+fn maps_listed() -> usize {
+    let after = |id: u32| {
+        let mut next = 0;
+        // SAFETY: the kernel writes one number.
+        let found = unsafe { libbpf_rs::libbpf_sys::bpf_map_get_next_id(id, &raw mut next) };
+        (found == 0).then_some(next)
+    };
+    std::iter::successors(after(0), |id| after(*id)).count()
 }
 
 /// Programs and maps of the host's that are loaded now.

@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::query::{MapInfoIter, ProgInfoIter};
-use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle, Object, ObjectBuilder};
 use serde_json::{Value, json};
 use vcpufreq_device::Khz;
 use vcpufreq_host_bpf::ActuateBy;
@@ -17,7 +17,8 @@ use crate::harness::wait::{SOON, settled};
 /// Programs on the hooks, and those of VMs that see writes.
 fn programs() -> (usize, usize) {
     let names = ProgInfoIter::default().map(|program| program.name);
-    let names: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
+    let names = names.filter_map(|name| name.into_string().ok());
+    let names: Vec<_> = names.filter(|name| name != SET).collect();
     let count = |start: &str| names.iter().filter(|name| name.starts_with(start)).count();
     (count("dispatch_"), count("vcpufreq_write"))
 }
@@ -27,20 +28,18 @@ fn settle(wanted: (usize, usize)) -> Result<(usize, usize)> {
     settled(60 * SOON, || Ok(programs()), |now| *now == wanted)
 }
 
-/// The map by which VMMs find the programs on the hooks.
+/// The program and the map by which VMMs find those on the hooks.
+const SET: &str = "dispatch_set";
 const SLOTS: &str = "dispatch_slots";
 
-/// What a VMM of another version has: the same map, with another content.
-fn other_version() -> Result<MapHandle> {
-    let size = 14 * 4 + 4096;
-    let options = libbpf_sys::bpf_map_create_opts {
-        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
-        map_flags: libbpf_sys::BPF_F_MMAPABLE,
-        ..Default::default()
-    };
-    let map = MapHandle::create(MapType::Array, Some(SLOTS), 4, size, 1, &options)?;
-    store(&map, vec![0; size.try_into()?])?;
-    Ok(map)
+/// What a VMM of another version has: the same two, with another content.
+fn other_version() -> Result<(Object, MapHandle)> {
+    let object = std::fs::read("/lab/bpf/other_version.bpf.o")?;
+    let object = ObjectBuilder::default().open_memory(&object)?.load()?;
+    let map = object.maps().next().context("no map")?;
+    let map = MapHandle::try_from(&map)?;
+    store(&map, vec![0; map.value_size().try_into()?])?;
+    Ok((object, map))
 }
 
 /// Stores a content, as of another version.
@@ -67,7 +66,7 @@ pub fn run() -> Result<Value> {
     const WRITES: u64 = 1_000;
     const KHZ: u32 = 1_700_000;
     console_commands::insmod("vcpufreq_host", "")?;
-    let other = other_version()?;
+    let (other_set, other) = other_version()?;
     let mut first = spawn(2, 900_000, 0)?;
     let one = settle((3, 1))?;
     // The oldest of the two names what there is, and is of another version all the same.
@@ -95,7 +94,7 @@ pub fn run() -> Result<Value> {
     drop(vcpu);
     let none = settle((0, 0))?;
     let of_other = content(&other)? == untouched;
-    drop(other);
+    drop((other_set, other));
     console_commands::unload_host_module()?;
     let counts = [one, both, killed, swept, none];
     let held = counts == [(3, 1), (3, 2), (3, 2), (3, 1), (0, 0)]
