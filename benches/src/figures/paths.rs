@@ -86,6 +86,19 @@ pub fn table(inputs: &[Value]) -> Option<String> {
         "\nA load from memory in the same loop takes {} (emulated).\n",
         number(Some(bare), "load_median_ns"),
     );
+    let share = |row: &Value, op: &str| row[op].as_f64().unwrap_or(f64::NAN);
+    let shares = lab["sandbox"].as_array()?.iter().map(|row| {
+        let path = row["path"].as_str().unwrap_or("?");
+        format!(
+            "`{path}` {:.3}, {:.3}",
+            share(row, "read"),
+            share(row, "write")
+        )
+    });
+    text += &format!(
+        "A read, a write with the sandbox against one without: {} (emulated).\n",
+        shares.collect::<Vec<_>>().join("; "),
+    );
     let switches = lab["switches_of_others"].as_array()?;
     let all = |key: &str| {
         let all = switches.iter().map(|row| row[key].to_string());

@@ -88,7 +88,7 @@ pub fn report(input: &Value, kvm: Kvm) -> Result<Value> {
                 "host_kernel": lab["host_kernel"], "guest_kernel": lab["guest_kernel"],
                 "clamp": "floor, by cgroup; each write asks for another OPP",
                 "spacing": "a write each 2 ms, and 1,000 at once; reads in batches of 50, loop included",
-                "rate_limit": 0, "bare": lab["bare"],
+                "rate_limit": 0, "bare": lab["bare"], "sandbox": lab["sandbox"],
                 "switches_of_others": switches["rows"],
             },
             "kvm": kvm.conditions,

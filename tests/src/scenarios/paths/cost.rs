@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::before_entry::EntryOrder;
 use super::measured::{Measured, QEMU, QEMU_PMU};
+use super::sandbox_share;
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
 use crate::harness::trace::exits::Exits;
@@ -22,6 +23,8 @@ const READS: u64 = 50;
 const COUNTED: u64 = 1_000;
 /// Memory that a guest of `vcpufreq run` shares.
 const SHM: &str = "shm";
+/// The paths of a guest of `vcpufreq run`.
+pub const OF_RUN: [&str; 4] = ["exit", "ioeventfd", "bpf", SHM];
 /// A write by it against one by `exit`, at most: it wakes the worker, whose order of writes
 /// nothing records.
 const SHM_OF_EXIT: f64 = 0.40;
@@ -32,7 +35,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let (mut rows, mut orders) = (Vec::new(), Vec::new());
     let mut in_order = true;
     let (mut bare, mut guest_kernel) = (Value::Null, String::new());
-    for path in ["exit", "ioeventfd", "bpf", SHM] {
+    for path in OF_RUN {
         let mut guest = Measured::boot(plan, &policies, path)?;
         rows.extend(guest.by_registers()?);
         let order = EntryOrder::of(&mut guest, policies.last().context("no policy")?)?;
@@ -49,18 +52,23 @@ pub fn run(plan: &Plan) -> Result<Value> {
         }
         guest.vm.quit()?;
     }
+    let sandbox = sandbox_share::measure(plan, &policies, &rows)?;
     for path in [QEMU, QEMU_PMU] {
         let mut guest = Measured::boot(plan, &policies, path)?;
         rows.extend(guest.by_registers()?);
         guest.vm.quit()?;
     }
-    let wrong = out_of_bound(&rows, &bare);
+    let wrong = [
+        out_of_bound(&rows, &bare),
+        sandbox_share::out_of_bound(&sandbox),
+    ]
+    .concat();
     let held = in_order && wrong.is_empty() && rows.iter().all(CostRow::holds);
     let rows: Vec<Value> = rows.iter().map(CostRow::json).collect();
     // out/paths.json is made of them.
     vcpufreq_bench::figures::rows_of(&json!({ "rows": rows }))?;
     Ok(json!({
-        "held": held, "out_of_bound": wrong, "rows": rows, "bare": bare,
+        "held": held, "out_of_bound": wrong, "rows": rows, "bare": bare, "sandbox": sandbox,
         "before_next_instruction": orders, "guest_kernel": guest_kernel,
         "host_kernel": crate::harness::sysfs::text("/proc/sys/kernel/osrelease")?,
     }))
@@ -95,11 +103,15 @@ fn out_of_bound(rows: &[CostRow], bare: &Value) -> Vec<String> {
     wrong.collect()
 }
 
-struct CostRow {
-    path: &'static str,
-    op: &'static str,
+/// Accesses of one kind by one path.
+pub struct CostRow {
+    /// The path.
+    pub path: &'static str,
+    /// `read` or `write`.
+    pub op: &'static str,
     n: u64,
-    median_ns: f64,
+    /// Its median.
+    pub median_ns: f64,
     p99_ns: f64,
     /// The mean of writes that follow each other at once.
     at_once_ns: Option<f64>,
@@ -122,6 +134,11 @@ impl Measured {
         self.times(format!("load-times {vcpu} {page:#x} {BATCHES} {READS}"))
     }
 
+    /// [`WRITES`] writes: median and 99th percentile, ns.
+    pub fn timed_writes(&mut self) -> Result<(f64, f64)> {
+        self.writes(WRITES)
+    }
+
     /// So many writes: median and 99th percentile, ns.
     pub fn writes(&mut self, count: u64) -> Result<(f64, f64)> {
         let (vcpu, set_perf) = (self.vcpu, &self.set_perf);
@@ -136,7 +153,7 @@ impl Measured {
         let set_perf = self.set_perf.clone();
         let opps = self.opps.clone();
         let read = self.reads()?;
-        let write = self.writes(WRITES)?;
+        let write = self.timed_writes()?;
         let after = self.after()?;
         let at_once = self.writes_at_once()?;
         let exits = Exits::watch()?;

@@ -34,6 +34,16 @@ pub struct Measured {
 impl Measured {
     /// Boots it by a path; that of [`QEMU`] and [`QEMU_PMU`] is a guest of QEMU.
     pub fn boot(plan: &Plan, policies: &[Policy], path: &'static str) -> Result<Self> {
+        Self::boot_with(plan, policies, path, &[])
+    }
+
+    /// The same with more options of `vcpufreq run`.
+    pub fn boot_with(
+        plan: &Plan,
+        policies: &[Policy],
+        path: &'static str,
+        options: &[&str],
+    ) -> Result<Self> {
         let of_qemu = [QEMU, QEMU_PMU].contains(&path);
         let setup = Setup {
             silent: true,
@@ -43,7 +53,7 @@ impl Measured {
         };
         let setup = match of_qemu {
             true => setup,
-            false => setup.with(&["--path", path]),
+            false => setup.with(&["--path", path]).with(options),
         };
         let mut vm = plan.guest(&setup)?;
         for vcpu in 0..policies.len() {

@@ -11,5 +11,6 @@ pub mod in_force;
 pub mod measured;
 pub mod no_exit;
 pub mod order;
+mod sandbox_share;
 pub mod unpinned;
 pub mod unpinned_page;
