@@ -163,6 +163,15 @@ const LONG: &[HoldsRow] = &[
         },
     ),
     (
+        "share of time that these requests hold the lock of all clamps [%]; longest [µs]",
+        "bpf-flood",
+        |all| {
+            let lock = &all.first()?["cgroup_write"]["asks"]["lock"];
+            let share = lock["share_percent"].as_f64()?;
+            Some(format!("{share:.1}; {}", lock["longest_us"]))
+        },
+    ),
+    (
         "what a loaded `scx` adds to a switch of any task [µs]",
         "bpf-switch-cost",
         |all| {

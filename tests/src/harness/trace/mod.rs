@@ -2,6 +2,7 @@
 //! The host's own trace: what a scenario claims is checked against it.
 
 pub mod exits;
+pub mod probe;
 
 use std::time::Duration;
 

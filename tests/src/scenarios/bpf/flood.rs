@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use vcpufreq_host_bpf::{ActuateBy, HostModule};
 
 use super::group::ClampGroup;
+use super::lock_hold;
 use super::scx::{ServiceProcess, scx};
 use super::tiny_vm::{Deed, RAM};
 use super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, TinyVcpu, stores};
@@ -112,7 +113,7 @@ pub fn run() -> Result<Value> {
     drop(service);
     let (kfunc, by_scx) = (kfunc?, by_scx?);
     // Clamps share the kernel's locks with cgroups, so that these take longer.
-    let held = within(&kfunc, [110, 125, 125, 125]) && within(&by_scx, [110; 4]);
+    let held = within(&kfunc, [110, 125, 125, 125]) && within(&by_scx, [110; 4]) && seldom(&kfunc);
     Ok(json!({ "held": held, "emulated": true, "cgroup_write": kfunc, "scx": by_scx }))
 }
 
@@ -126,11 +127,19 @@ fn within(seen: &Value, percents: [u64; 4]) -> bool {
     })
 }
 
+/// Whether the flood holds the lock for little of the time, and was seen to.
+fn seldom(kfunc: &Value) -> bool {
+    let lock = &kfunc["asks"]["lock"];
+    let share = lock["share_percent"].as_f64();
+    lock["holds"].as_u64() > Some(500) && share.is_some_and(|share| share <= 5.0)
+}
+
 /// What it takes beside a guest that computes, and beside one that asks besides.
 fn beside(by: &str) -> Result<Value> {
     let mut rows = serde_json::Map::new();
     for deed in ["computes", "asks"] {
         let mut other = spawn(by, deed)?;
+        let locks = (by == "kfunc" && deed == "asks").then(lock_hold::watch);
         let row = std::thread::scope(|scope| {
             let victim = scope.spawn(|| victim(actuator(by)?));
             victim.join().map_err(|_| anyhow!("a vCPU panicked"))?
@@ -153,6 +162,7 @@ fn beside(by: &str) -> Result<Value> {
         );
         let mut row = row?;
         row["other_guests_requests"] = asked.into();
+        row["lock"] = locks.transpose()?.into();
         rows.insert(deed.into(), row);
     }
     Ok(rows.into())

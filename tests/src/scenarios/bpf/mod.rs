@@ -11,6 +11,7 @@ mod flood;
 mod group;
 mod light;
 mod limits;
+mod lock_hold;
 mod many;
 mod meddling;
 mod others;

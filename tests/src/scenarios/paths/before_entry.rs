@@ -5,20 +5,17 @@
 //! the entry comes first: the trace can show both orders. And how many system calls the vCPU's
 //! thread makes for it.
 
-use std::fs::File;
-use std::io::Write as _;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::measured::Measured;
 use vcpufreq_bench::tracefs::{Instance, TraceLine, events};
 
 use crate::harness::policy::Policy;
-use crate::harness::trace::TRACING;
+use crate::harness::trace::probe::Probe;
 
 /// When the function returns, and what it was given.
-const PROBE: &str = "r:lab/clamp cpu_uclamp_min_write text=+0($arg2):string written=$retval:s64";
+const PROBE: &str = "cpu_uclamp_min_write text=+0($arg2):string written=$retval:s64";
 const EVENTS: [&str; 4] = [
     "kvm/kvm_mmio",
     "kvm/kvm_entry",
@@ -168,37 +165,6 @@ fn hundredths(text: &str) -> Option<u32> {
     Some(whole.parse::<u32>().ok()? * 100 + digits)
 }
 
-/// The probe, which has to go after the instances that have it on.
-struct Probe;
-
-impl Probe {
-    fn set() -> Result<Self> {
-        // A probe is left that was not removed.
-        let _ = Self::write("-:lab/clamp");
-        Self::write(PROBE)?;
-        Ok(Self)
-    }
-
-    /// Adds or removes one; to write over the file would remove all.
-    fn write(line: &str) -> Result<()> {
-        let path = format!("{TRACING}/kprobe_events");
-        let mut file = File::options()
-            .append(true)
-            .open(&path)
-            .with_context(|| path.clone())?;
-        file.write_all(line.as_bytes())
-            .with_context(|| format!("{path}: {line}"))
-    }
-}
-
-impl Drop for Probe {
-    fn drop(&mut self) {
-        if let Err(error) = Self::write("-:lab/clamp") {
-            eprintln!("{error:#}");
-        }
-    }
-}
-
 /// The trace and its probe, in the order in which they have to go.
 struct TraceWatch {
     trace: Instance,
@@ -207,7 +173,7 @@ struct TraceWatch {
 
 impl TraceWatch {
     fn start() -> Result<Self> {
-        let probe = Probe::set()?;
+        let probe = Probe::set('r', "clamp", PROBE)?;
         let trace = Instance::create("entries", 2048)?;
         trace.enable(&EVENTS)?;
         trace.start()?;
