@@ -6,6 +6,7 @@
 //! build. A table whose input is missing stays as it is.
 
 mod bench;
+mod fuzz;
 mod holds;
 mod kvm;
 mod lab;
@@ -50,6 +51,7 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("drawn", &["test-long.json"], lab::drawn),
     ("demo", &["demo.json"], lab::demo),
     ("paths", &["paths.json"], paths::table),
+    ("fuzz", &["fuzz.json"], fuzz::table),
     ("peers", &["peer-2+2.json", "peer-4+3+1.json"], peers::table),
     ("in-force", &["test.json"], lab::in_force),
     ("ramps", &["test-long.json"], lab::ramps),
@@ -148,7 +150,7 @@ fn pages(repo: &Path) -> Result<Vec<PathBuf>> {
     let mut pages: Vec<PathBuf> = docs
         .filter(|path| path.extension().is_some_and(|it| it == "md"))
         .collect();
-    pages.push(repo.join("README.md"));
+    pages.extend(["README.md", "fuzz/README.md"].map(|page| repo.join(page)));
     pages.sort();
     Ok(pages)
 }
