@@ -394,6 +394,7 @@ const BOOTS: &[Boot] = &[
     // Data races show where CPUs run at once.
     raced(300, &["planted", "bpf-calls"]),
     raced(300, &["boot"]),
+    raced(300, &["bpf-page", "bpf-requests", "bpf-two-vms"]),
 ];
 
 /// A set's boots, the longest first, so that those at a time end at about the same time.

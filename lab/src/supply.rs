@@ -49,29 +49,32 @@ struct Advisories {
 
 fn advisories(cache: &Cache, repo: &Path) -> Result<Advisories> {
     let copy = std::env::var_os(COPY).map(PathBuf::from);
-    let mut list = match &copy {
-        Some(dir) => newest(dir).and_then(|time| fresh(time, SystemTime::now())),
-        None => Ok(()),
-    };
+    let newest = copy.as_deref().map(newest);
+    let mut name = "cargo deny: advisories".to_owned();
+    if let Some(Ok((_, date))) = &newest {
+        name += &format!(" until {date}");
+    }
+    let mut list = newest.map_or(Ok(()), |newest| fresh(newest?.0, SystemTime::now()));
     let (held, text) = deny(cache, repo, &["advisories"])?;
     if !held && text.contains("failed to fetch advisory database") {
         let why = || format!("no list of advisories: fetch {DATABASE}, or set {COPY} to a clone");
         list = list.and_then(|()| Err(why()));
     }
-    let tried = Tried::new("cargo deny: advisories", held, || text);
+    let tried = Tried::new(name, held, || text);
     Ok(Advisories { tried, list })
 }
 
-/// When the newest advisory of a clone was committed.
-fn newest(dir: &Path) -> Result<SystemTime, String> {
+/// When the newest advisory of a clone was committed: the time, and the date.
+fn newest(dir: &Path) -> Result<(SystemTime, String), String> {
     let mut log = Command::new("git");
     log.arg("-C").arg(dir);
-    log.args(["log", "-1", "--format=%ct", "main", "--"]);
+    log.args(["log", "-1", "--format=%ct %cs", "main", "--"]);
     let (_, text) = output(&mut log).map_err(|error| format!("{error:#}"))?;
-    let seconds = text.trim().parse();
-    seconds
-        .map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds))
-        .map_err(|_| format!("{COPY}={} is no clone of {DATABASE}", dir.display()))
+    let words = text.trim().split_once(' ');
+    let found = words.and_then(|(seconds, date)| Some((seconds.parse().ok()?, date.to_owned())));
+    found
+        .map(|(seconds, date)| (UNIX_EPOCH + Duration::from_secs(seconds), date))
+        .ok_or_else(|| format!("{COPY}={} is no clone of {DATABASE}", dir.display()))
 }
 
 fn fresh(newest: SystemTime, now: SystemTime) -> Result<(), String> {
