@@ -16,6 +16,7 @@ use super::cgroup_error::CgroupError;
 use super::cgroup_fs::{group_of, mount_point, read, write};
 use super::raised_groups::RaisedGroups;
 use super::sys::{Tid, effective_user};
+use crate::units::VcpuId;
 
 const MIN: &str = "cpu.uclamp.min";
 const MAX: &str = "cpu.uclamp.max";
@@ -24,8 +25,8 @@ const MAX: &str = "cpu.uclamp.max";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct AdoptedGroups {
-    /// The group of each vCPU, by number.
-    vcpus: Vec<GroupBefore>,
+    /// The group of each vCPU, by number; none of one that was unplugged.
+    vcpus: Vec<Option<GroupBefore>>,
 }
 
 /// A group's clamps as they were, in the kernel's form.
@@ -38,24 +39,31 @@ struct GroupBefore {
 }
 
 impl AdoptedGroups {
-    /// Those of the threads of process `pid` that run its vCPUs; `None` if they haven't a group
-    /// each, or one is another user's: that user could raise other groups beside it.
+    /// Those of the threads of process `pid` that run its vCPUs, as far as these have one; `None` if
+    /// they haven't a group each, or one is another user's: that user could raise other groups
+    /// beside it.
     ///
     /// # Errors
     /// [`CgroupError::NotMounted`] or [`CgroupError::OutsideNamespace`] when a thread's group is
     /// unknown, [`CgroupError::File`] when a file of it can't be read; as [`Self::capped`].
-    pub fn find(root: &HostRoot, pid: u32, threads: &[Tid]) -> Result<Option<Self>, CgroupError> {
+    pub fn find(
+        root: &HostRoot,
+        pid: u32,
+        threads: &[Option<Tid>],
+    ) -> Result<Option<Self>, CgroupError> {
         let mount = mount_point(root)?;
-        let mut groups = Vec::new();
+        let mut vcpus = Vec::new();
         for tid in threads {
+            let Some(tid) = tid else {
+                vcpus.push(None);
+                continue;
+            };
             let group = group_of(&root.path(format!("proc/{pid}/task/{tid}")), &mount)?;
             if group == mount || members(&group)? != [tid.to_string()] || !is_own(&group) {
                 return Ok(None);
             }
-            groups.push(group);
+            vcpus.push(Some(GroupBefore::of(&group)?));
         }
-        let vcpus = groups.iter().map(|group| GroupBefore::of(group));
-        let vcpus = vcpus.collect::<Result<_, _>>()?;
         let found = Self { vcpus };
         found.capped().map(|_| Some(found))
     }
@@ -68,9 +76,15 @@ impl AdoptedGroups {
         RaisedGroups::above(self.of_vcpus())
     }
 
-    /// The group of each vCPU, by number.
+    /// All of them.
     pub fn of_vcpus(&self) -> impl Iterator<Item = &Path> {
-        self.vcpus.iter().map(|before| before.group.as_path())
+        self.vcpus.iter().flatten().map(|before| &*before.group)
+    }
+
+    /// The one of `vcpu`.
+    pub(super) fn of_vcpu(&self, vcpu: VcpuId) -> Option<&Path> {
+        let before = self.vcpus.get(vcpu.index())?.as_ref();
+        before.map(|before| &*before.group)
     }
 
     /// Puts their clamps back. What has gone with its VM needs nothing.
@@ -79,7 +93,7 @@ impl AdoptedGroups {
     /// [`CgroupError::File`] with the first clamp that can't be written (`EACCES`); the rest is put
     /// back all the same.
     pub fn put_back(&self) -> Result<(), CgroupError> {
-        let all = self.vcpus.iter();
+        let all = self.vcpus.iter().flatten();
         all.map(GroupBefore::put_back).fold(Ok(()), Result::and)
     }
 }
@@ -121,7 +135,7 @@ mod tests {
     use crate::host::CgroupActuator;
     use crate::policy::Clamp;
     use crate::ports::Actuator;
-    use crate::units::{DomainId, Util, VcpuId};
+    use crate::units::{DomainId, Util};
 
     const MOUNT: &str = "sys/fs/cgroup";
     const SCOPE: &str = "machine.slice/machine-qemu.scope";
@@ -151,7 +165,7 @@ mod tests {
     }
 
     fn find(host: &FakeHost) -> Result<Option<AdoptedGroups>, CgroupError> {
-        AdoptedGroups::find(&host.root(), 7, &[8, 9].map(|tid| Tid::new(tid).unwrap()))
+        AdoptedGroups::find(&host.root(), 7, &[8, 9].map(Tid::new))
     }
 
     fn min(host: &FakeHost, group: &str) -> String {
@@ -186,6 +200,30 @@ mod tests {
         raised.put_back(&[]).unwrap();
         assert_eq!(find(&host).unwrap(), Some(groups));
         assert_eq!(min(&host, "machine.slice"), "0.00");
+    }
+
+    #[test]
+    fn a_vcpu_that_was_unplugged_has_no_group() {
+        let host = host();
+        let threads = [None, Tid::new(9)];
+        let groups = AdoptedGroups::find(&host.root(), 7, &threads);
+        let groups = groups.unwrap().unwrap();
+        groups.capped().unwrap().raise().unwrap();
+        let domains = [DomainId(0), DomainId(1)];
+        let actuator = CgroupActuator::adopt(&groups, &domains).unwrap();
+        // As above.
+        let _ = actuator.register_thread(VcpuId(1), Tid::current());
+        let clamp = |util| Clamp {
+            min: Util::new(util).unwrap(),
+            max: Util::MAX,
+        };
+        assert!(actuator.apply(DomainId(0), clamp(1024)).is_err());
+        actuator.apply(DomainId(1), clamp(512)).unwrap();
+        let of = |vcpu| min(&host, &format!("{SCOPE}/libvirt/vcpu{vcpu}"));
+        assert_eq!(of(0), "0.00");
+        assert!(of(1).contains("50.00"));
+        groups.put_back().unwrap();
+        assert!(!of(1).contains("50.00"));
     }
 
     #[test]

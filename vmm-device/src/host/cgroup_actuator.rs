@@ -123,14 +123,16 @@ impl CgroupActuator {
         })
     }
 
-    /// For groups that a VMM's manager has made, one for each vCPU. Raise what caps them first.
+    /// For groups that a VMM's manager has made, one for each vCPU that has a thread. Raise what
+    /// caps them first.
     /// [`AdoptedGroups::put_back`] undoes the rest.
     ///
     /// # Errors
     /// As [`Self::within`].
     pub fn adopt(groups: &AdoptedGroups, domains: &[DomainId]) -> Result<Self, CgroupError> {
-        let of_vcpus = groups.of_vcpus().zip(domains);
-        let open = of_vcpus.map(|(group, id)| DomainGroup::open(group, *id));
+        let of_vcpus = (0..=u16::MAX).map(VcpuId).zip(domains);
+        let of_vcpus = of_vcpus.filter_map(|(vcpu, id)| Some((groups.of_vcpu(vcpu)?, *id)));
+        let open = of_vcpus.map(|(group, id)| DomainGroup::open(group, id));
         let mut open = open.collect::<Result<Vec<_>, _>>()?;
         open.sort_by_key(|group| group.id);
         let actuator = Self {

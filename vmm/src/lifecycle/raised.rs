@@ -165,7 +165,7 @@ mod tests {
             );
             let procfs = format!("proc/{pid}/task/{pid}/cgroup");
             self.host.write(&procfs, format!("0::/{group}\n"));
-            let threads = [Tid::new(pid.cast_signed()).unwrap()];
+            let threads = [Tid::new(pid.cast_signed())];
             let adopted = AdoptedGroups::find(&self.host.root(), pid, &threads);
             self.begin(VmmRecord {
                 adopted: adopted.unwrap(),

@@ -21,7 +21,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_device::host::{HostRoot, Tid};
 
 use crate::{
     message::{chain, warn},
@@ -106,17 +106,35 @@ impl Supervisor<'_> {
             // `ready` names a QEMU that has ended unserved.
             let status = qemu.try_wait().context("can't wait for QEMU")?;
             if let Some((vmm, threads)) = self.waiting.ready(self.served, &mut self.refusals) {
-                let started = ServedVm::start(self.served, vmm, &threads);
-                self.machine = started.map_err(not_served).ok();
+                self.start(vmm, &threads);
             }
             if let Some(status) = status {
                 break status;
             }
             if self.machine_ends(qemu)? {
-                undone = self.machine.take().map_or(Ok(()), end);
+                undone = self.go_on();
             }
         };
-        self.machine.map_or(undone, end).map(|()| status)
+        let left = self.machine.map(ServedVm::end).transpose();
+        left.and(undone).map(|()| status)
+    }
+
+    fn start(&mut self, vmm: ServedVmm, threads: &[Option<Tid>]) {
+        let started = ServedVm::start(self.served, vmm, threads);
+        self.machine = started.map_err(not_served).ok();
+    }
+
+    /// Serves the vCPUs that are left, if one has ended. Else QEMU goes on alone: this program waits
+    /// for it, and no other server takes it over.
+    fn go_on(&mut self) -> anyhow::Result<()> {
+        if let Some(machine) = self.machine.take() {
+            let left = machine.end()?;
+            match left.goes_on {
+                true => self.start(left.vmm, &left.threads),
+                false => forget(&left.vmm),
+            }
+        }
+        Ok(())
     }
 
     /// Waits for something to do; whether the machine has ended.
@@ -142,11 +160,6 @@ impl Supervisor<'_> {
         }
         Ok(false)
     }
-}
-
-/// Also of a QEMU that goes on: this program waits for it, and no other server takes it over.
-fn end(machine: ServedVm) -> anyhow::Result<()> {
-    machine.end().map(|vmm| forget(&vmm))
 }
 
 /// A terminal sends its signals to QEMU too; twice does no harm.

@@ -41,8 +41,8 @@ pub struct BridgePlan<'a> {
     pub vmm: u32,
     /// What the VMM has, too.
     pub shared: SharedWithVmm,
-    /// The VMM's threads that run vCPUs.
-    pub threads: &'a [Tid],
+    /// The VMM's threads that run vCPUs; none of one that was unplugged.
+    pub threads: &'a [Option<Tid>],
     /// Whether clamps are set on these threads, which may be another user's.
     pub clamps_threads: bool,
 }
@@ -153,6 +153,11 @@ impl BridgePlan<'_> {
     fn take_threads(&self, bridge: &Bridge) -> anyhow::Result<()> {
         let handle = bridge.handle();
         for (vcpu, tid) in (0..).map(VcpuId).zip(self.threads) {
+            let Some(tid) = tid else {
+                // It would count as its domain's, of which others may go on.
+                self.shared.memory.withdraw(vcpu);
+                continue;
+            };
             handle.register_thread(vcpu, *tid)?;
             let pcpus = &self.served.vcpus[vcpu.index()].pin;
             if !pcpus.is_empty() {

@@ -4,12 +4,18 @@
 
 use std::path::{Path, PathBuf};
 
-use vcpufreq_device::host::{ActuatorKind, AdoptedGroups, HostRoot, Tid};
+use anyhow::anyhow;
+use vcpufreq_device::host::{
+    self, ActuatorChoice, ActuatorFacts, ActuatorKind, AdoptedGroups, Chosen, HostRoot, Tid,
+};
+
+use super::Served;
+use crate::message::warn;
 
 /// The cgroups in which vCPUs were when the server chose what to clamp.
 pub struct SeenGroups {
     pid: u32,
-    threads: Vec<Tid>,
+    threads: Vec<Option<Tid>>,
     /// In procfs' words.
     before: Option<Vec<String>>,
     /// The manager's groups that are clamped, if any.
@@ -18,7 +24,7 @@ pub struct SeenGroups {
 
 impl SeenGroups {
     /// Those of these threads of process `pid`.
-    pub fn look(host: &HostRoot, pid: u32, threads: &[Tid]) -> Self {
+    pub fn look(host: &HostRoot, pid: u32, threads: &[Option<Tid>]) -> Self {
         Self {
             pid,
             threads: threads.to_vec(),
@@ -52,8 +58,35 @@ impl SeenGroups {
     }
 }
 
-fn of_threads(host: &HostRoot, pid: u32, threads: &[Tid]) -> Option<Vec<String>> {
-    let groups = threads.iter();
+/// What clamps the vCPUs of process `pid`. Groups that the VM's manager has made for them come first: it
+/// knows its threads there.
+///
+/// # Errors
+/// Why the actuator that the user wants can't be had.
+pub fn choose(served: &Served, pid: u32, threads: &[Option<Tid>]) -> anyhow::Result<Chosen> {
+    let parent = served.options.bridge.cgroup_parent.as_deref();
+    if served.actuator == ActuatorChoice::Auto {
+        match AdoptedGroups::find(&served.host, pid, threads) {
+            Ok(Some(groups)) => {
+                return Ok(Chosen {
+                    kind: ActuatorKind::Adopted(groups),
+                    reason: "each vCPU has a cgroup already".to_owned(),
+                });
+            }
+            Ok(None) => {}
+            Err(error) => warn(&format!(
+                "the cgroups that the vCPUs have can't be clamped: {error}"
+            )),
+        }
+    }
+    let facts = ActuatorFacts::probe_for(&served.host, pid, parent);
+    host::choose(served.actuator, facts).map_err(|why| {
+        anyhow!("{why}; change that, or let the VM only read what it gets (--actuator none)")
+    })
+}
+
+fn of_threads(host: &HostRoot, pid: u32, threads: &[Option<Tid>]) -> Option<Vec<String>> {
+    let groups = threads.iter().flatten();
     let groups = groups.map(|tid| host.text(format!("proc/{pid}/task/{tid}/cgroup")));
     groups.collect()
 }
@@ -114,7 +147,7 @@ mod tests {
 
     #[test]
     fn groups_that_libvirt_makes_later_are_found() {
-        let (host, threads) = (host(), [8, 9].map(|tid| Tid::new(tid).unwrap()));
+        let (host, threads) = (host(), [8, 9].map(Tid::new));
         let look = || SeenGroups::look(&host.root(), 7, &threads);
         place(&host, ["/emulator", "/emulator"]);
         let by_thread = look().clamped_by(&ActuatorKind::Thread).unwrap();

@@ -7,19 +7,16 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use vcpufreq_device::{
     Headroom, VcpuId,
-    host::{
-        self, ActuatorChoice, ActuatorFacts, ActuatorKind, AdoptedGroups, Chosen, HostActuator,
-        HostRoot, KernelTree, Tid,
-    },
+    host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, Tid},
 };
 
 use super::{
     Served, ServedVmm, SharedWithVmm,
     bridge::BridgePlan,
-    groups::SeenGroups,
+    groups::{SeenGroups, choose},
     takeover,
     threads::FoundThreads,
     vm_process::{Order, VmProcess},
@@ -60,8 +57,18 @@ pub enum Fate {
     Same,
     /// Its manager has moved its vCPUs: other cgroups are to be clamped.
     Moved,
-    /// A vCPU has ended.
+    /// A vCPU has ended, or all of it.
     Ended,
+}
+
+/// A VMM whose bridge has ended.
+pub struct LeftVmm {
+    /// The VMM.
+    pub vmm: ServedVmm,
+    /// The threads of its vCPUs, as far as they live.
+    pub threads: Vec<Option<Tid>>,
+    /// Some of its vCPUs have ended, and it goes on with the others.
+    pub goes_on: bool,
 }
 
 /// Gives `vmm` its memory before its vCPUs' threads are known. From then on it is as one that is
@@ -85,11 +92,12 @@ pub fn give_memory(served: &Served, vmm: ServedVmm) -> anyhow::Result<ServedVmm>
 }
 
 impl ServedVm {
-    /// Makes the bridge of `vmm`, whose vCPUs have these threads, and lets it go on.
+    /// Makes the bridge of `vmm`, whose vCPUs have these threads (none of one that was unplugged), and
+    /// lets it go on.
     ///
     /// # Errors
     /// What the host refused, or the VMM lacks; nothing is left then.
-    pub fn start(served: &Served, vmm: ServedVmm, threads: &[Tid]) -> anyhow::Result<Self> {
+    pub fn start(served: &Served, vmm: ServedVmm, threads: &[Option<Tid>]) -> anyhow::Result<Self> {
         let shared = match &vmm.inherited {
             Some(shared) => shared.clone(),
             None => SharedWithVmm::new(served.count()?)?,
@@ -205,19 +213,21 @@ impl ServedVm {
     /// # Errors
     /// When a cgroup, clamp or pin can't be put back, which stays in the record. The bridge has ended
     /// all the same.
-    pub fn end(self) -> anyhow::Result<ServedVmm> {
+    pub fn end(self) -> anyhow::Result<LeftVmm> {
         let counts = self.process.end();
         self.shared.memory.say_gone();
         let undone = self.changes.undo();
-        let has_ended = self.threads.have_ended();
-        let gone = self.vmm.gone_within(if has_ended { ENDING } else { 0 });
-        if gone || has_ended {
+        let some_ended = self.threads.have_ended();
+        let gone = self.vmm.gone_within(if some_ended { ENDING } else { 0 });
+        let (threads, ended) = self.threads.left();
+        let all_ended = threads.iter().all(Option::is_none);
+        if gone || all_ended {
             takeover::forget(&self.vmm);
         }
-        let what = match (gone, has_ended) {
-            (true, _) => "has ended",
-            (_, true) => "has ended a vCPU",
-            _ => "goes on",
+        let what = match (gone, ended.as_slice()) {
+            (true, _) => "has ended".to_owned(),
+            (_, []) => "goes on".to_owned(),
+            (_, _) => format!("has ended vCPU {ended}"),
         };
         undone?;
         let pid = self.vmm.pid();
@@ -225,7 +235,11 @@ impl ServedVm {
             Ok(counts) => warn(&format!("process {pid} {what}: {counts}")),
             Err(error) => warn(&format!("process {pid} {what}, and {}", chain(&error))),
         }
-        Ok(self.vmm.inheriting(self.shared))
+        Ok(LeftVmm {
+            vmm: self.vmm.inheriting(self.shared),
+            goes_on: some_ended && !gone && !all_ended,
+            threads,
+        })
     }
 }
 
@@ -246,7 +260,7 @@ struct ServedParts {
 }
 
 impl Starting<'_> {
-    fn all(&self, threads: &[Tid]) -> anyhow::Result<ServedParts> {
+    fn all(&self, threads: &[Option<Tid>]) -> anyhow::Result<ServedParts> {
         let taken_over = self.vmm.inherited.is_some();
         if taken_over {
             // Before its threads are looked at: what the server before this one set isn't theirs.
@@ -327,7 +341,7 @@ impl Starting<'_> {
     fn begin(
         &self,
         chosen: &Chosen,
-        threads: &[Tid],
+        threads: &[Option<Tid>],
         borrowed: &FoundThreads,
     ) -> anyhow::Result<VmProcess> {
         let served = self.served;
@@ -368,27 +382,4 @@ impl Starting<'_> {
         // Not before: a server that finds the connection there has nothing to give.
         takeover::store(self.vmm, self.shared)
     }
-}
-
-/// Groups that the VM's manager has made for its vCPUs come first: it knows its threads there.
-fn choose(served: &Served, pid: u32, threads: &[Tid]) -> anyhow::Result<Chosen> {
-    let parent = served.options.bridge.cgroup_parent.as_deref();
-    if served.actuator == ActuatorChoice::Auto {
-        match AdoptedGroups::find(&served.host, pid, threads) {
-            Ok(Some(groups)) => {
-                return Ok(Chosen {
-                    kind: ActuatorKind::Adopted(groups),
-                    reason: "each vCPU has a cgroup already".to_owned(),
-                });
-            }
-            Ok(None) => {}
-            Err(error) => warn(&format!(
-                "the cgroups that the vCPUs have can't be clamped: {error}"
-            )),
-        }
-    }
-    let facts = ActuatorFacts::probe_for(&served.host, pid, parent);
-    host::choose(served.actuator, facts).map_err(|why| {
-        anyhow!("{why}; change that, or let the VM only read what it gets (--actuator none)")
-    })
 }

@@ -159,7 +159,7 @@ impl PendingVmms {
         &mut self,
         served: &Served,
         refusals: &mut Refusals,
-    ) -> Option<(ServedVmm, Vec<Tid>)> {
+    ) -> Option<(ServedVmm, Vec<Option<Tid>>)> {
         let mut index = 0;
         while let Some(candidate) = self.all.get_mut(index) {
             let threads = candidate.threads(served);
@@ -176,7 +176,7 @@ impl PendingVmms {
                     Ok(Some(threads)) => {
                         let mut found = self.all.remove(index);
                         found.vmm.control = found.qmp.and_then(|asked| asked.qmp.ok());
-                        return Some((found.vmm, threads));
+                        return Some((found.vmm, threads.into_iter().map(Some).collect()));
                     }
                     Err(error) => chain(&error),
                     Ok(None) if candidate.is_idle(&served.host) => {

@@ -31,7 +31,7 @@ pub struct Server {
 
 /// Why a VM isn't served any longer.
 enum End {
-    /// It has ended.
+    /// It has ended, or a vCPU of it.
     Vm,
     /// It is to be served in other cgroups.
     Moved,
@@ -59,7 +59,7 @@ impl Server {
                 for pid in waiting.refuse() {
                     refusals.add(|| other_is_served(pid, vmm.pid()));
                 }
-                if let Some(code) = self.serve(vmm, &threads, &mut refusals) {
+                if let Some(code) = self.serve(vmm, threads, &mut refusals) {
                     return Ok(code);
                 }
             }
@@ -83,27 +83,35 @@ impl Server {
     }
 
     /// Serves a VMM until it ends. The exit code, if the server ends too.
-    fn serve(&self, mut vmm: ServedVmm, threads: &[Tid], refusals: &mut Refusals) -> Option<u8> {
+    fn serve(
+        &self,
+        mut vmm: ServedVmm,
+        mut threads: Vec<Option<Tid>>,
+        refusals: &mut Refusals,
+    ) -> Option<u8> {
         let pid = vmm.pid();
         let failed = |error| {
             warn(&format!("process {pid} isn't served: {}", chain(&error)));
             None
         };
         loop {
-            let mut machine = match ServedVm::start(&self.served, vmm, threads) {
+            let mut machine = match ServedVm::start(&self.served, vmm, &threads) {
                 Ok(machine) => machine,
                 Err(error) => return failed(error),
             };
             let why = self.until_end(&mut machine, refusals);
-            vmm = match machine.end() {
-                Ok(vmm) => vmm,
+            let left = match machine.end() {
+                Ok(left) => left,
                 // The record has what is left. The guardian puts it back when this process ends.
                 Err(error) => {
                     warn(&format!("process {pid}: {}", chain(&error)));
                     return Some(ERROR);
                 }
             };
+            (vmm, threads) = (left.vmm, left.threads);
             match why {
+                // Without the vCPU that has ended.
+                Ok(End::Vm) if left.goes_on => {}
                 Ok(End::Vm) => return None,
                 Ok(End::Server(code)) => return Some(code),
                 Ok(End::Moved) => warn(&format!("process {pid}: its vCPUs have other cgroups now")),

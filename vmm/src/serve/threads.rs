@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The threads of a VM's vCPUs while it is served. They live as long as the VM; the kernel may give
-//! the number of one that has ended to another thread, which must not be clamped.
+//! The threads of a VM's vCPUs while it is served. They live as long as the VM, or until the vCPU is
+//! unplugged; the kernel may give the number of one that has ended to another thread, which must not
+//! be clamped.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use vcpufreq_device::host::{self, BorrowedThread, HostRoot, Tid};
+use vcpufreq_device::host::{self, BorrowedThread, CpuList, HostRoot, Tid};
 
 use super::Served;
 use crate::sys;
@@ -17,29 +18,33 @@ pub struct FoundThreads {
     borrowed: Vec<BorrowedThread>,
     /// The pCPUs that each is pinned to; empty: any.
     pins: Vec<(Tid, Vec<u32>)>,
+    /// By vCPU; none of one that was unplugged.
+    of_vcpus: Vec<Option<Tid>>,
     /// Of each thread one that is readable when it has ended; none before Linux 6.9.
     ends: Vec<OwnedFd>,
 }
 
 impl FoundThreads {
-    /// Those of process `pid`, in the order of its vCPUs.
+    /// Those of process `pid`, in the order of its vCPUs: of one that was unplugged, none.
     ///
     /// # Errors
     /// When one has ended.
-    pub fn look(served: &Served, pid: u32, threads: &[Tid]) -> anyhow::Result<Self> {
+    pub fn look(served: &Served, pid: u32, threads: &[Option<Tid>]) -> anyhow::Result<Self> {
         let pins = served.vcpus.iter().map(|vcpu| vcpu.pin.clone());
-        let pinned = pins.clone().map(|pcpus| !pcpus.is_empty());
-        let borrowed = threads.iter().zip(pinned).map(|(tid, pinned)| {
-            BorrowedThread::look(&served.host, pid, *tid, pinned)
+        let pins = threads.iter().zip(pins);
+        let pins: Vec<_> = pins.filter_map(|(tid, pin)| Some(((*tid)?, pin))).collect();
+        let borrowed = pins.iter().map(|(tid, pcpus)| {
+            BorrowedThread::look(&served.host, pid, *tid, !pcpus.is_empty())
                 .with_context(|| format!("its thread {tid} can't be looked at"))
         });
         let borrowed = borrowed.collect::<anyhow::Result<_>>()?;
-        let ends = threads.iter().map(|tid| sys::pidfd_of_thread(*tid));
+        let ends = pins.iter().map(|(tid, _)| sys::pidfd_of_thread(*tid));
         let threads = Self {
             host: served.host.clone(),
             borrowed,
-            pins: threads.iter().copied().zip(pins).collect(),
             ends: ends.collect::<Result<_, _>>().unwrap_or_default(),
+            pins,
+            of_vcpus: threads.to_vec(),
         };
         // The files are of the threads that were looked at.
         if threads.are_others() {
@@ -70,12 +75,31 @@ impl FoundThreads {
 
     /// Whether one has ended.
     pub fn have_ended(&self) -> bool {
-        if self.ends.is_empty() {
-            return self.are_others();
-        }
+        self.ended().next().is_some()
+    }
+
+    /// The threads of all vCPUs, but none of those that have ended; and the numbers of these vCPUs.
+    pub fn left(&self) -> (Vec<Option<Tid>>, CpuList) {
+        let ended: Vec<_> = self.ended().collect();
+        let has_ended = |tid: &Tid| ended.contains(tid);
+        let left = self.of_vcpus.iter();
+        let left = left.map(|tid| tid.filter(|tid| !has_ended(tid)));
+        let vcpus = (0..).zip(&self.of_vcpus);
+        let vcpus = vcpus.filter(|(_, tid)| tid.as_ref().is_some_and(has_ended));
+        (left.collect(), vcpus.map(|(vcpu, _)| vcpu).collect())
+    }
+
+    fn ended(&self) -> impl Iterator<Item = Tid> {
         let ends = self.ends().map(|file| PollFd::new(file, PollFlags::POLLIN));
         let mut ends: Vec<_> = ends.collect();
-        poll(&mut ends, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+        // If it fails, none is readable; the next look is in a second.
+        let _ = poll(&mut ends, PollTimeout::ZERO);
+        let threads = self.borrowed.iter().zip(&self.pins).enumerate();
+        let ended = threads.filter(move |(index, (thread, _))| match ends.get(*index) {
+            Some(end) => end.any() == Some(true),
+            None => !thread.lives(&self.host),
+        });
+        ended.map(|(_, (_, (tid, _)))| *tid)
     }
 
     fn are_others(&self) -> bool {

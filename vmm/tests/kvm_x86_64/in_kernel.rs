@@ -11,7 +11,7 @@
 //! - What KVM refuses is reported, once for each path.
 //! - 64 vCPUs with 16 entries each are within KVM's limits.
 
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vcpufreq::vm::bus::MmioDevice;
@@ -304,7 +304,7 @@ fn a_dead_worker_loses_no_request() {
     let worker = Worker::start(WorkerParts {
         requests: path.pending.clone(),
         device: Arc::new(panics.unwrap()),
-        vcpus: Arc::new(AtomicU16::new(1)),
+        vcpus: [AtomicBool::new(true)].into(),
         avoid: Vec::new(),
         confinement: Arc::new(Unconfined),
     })

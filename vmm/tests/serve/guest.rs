@@ -10,12 +10,8 @@ use std::{
 };
 
 use nix::sys::signal::Signal;
-use serde_json::Value;
 
-use super::{
-    server::{PROGRAM, Server},
-    skipped, socket,
-};
+use super::{server::Server, skipped, socket};
 
 /// The guest's CPUs, as guest-driver/tests/served.py has them.
 const VM: [&str; 4] = [
@@ -62,14 +58,6 @@ fn root() -> Result<(PathBuf, String), &'static str> {
     }
 }
 
-fn stats(server: &Server) -> Value {
-    let stats = Command::new(PROGRAM)
-        .args(["stats", "--json", &server.process.id().to_string()])
-        .output()
-        .unwrap();
-    serde_json::from_slice(&stats.stdout).unwrap()
-}
-
 #[test]
 fn a_guest_of_qemu_requests_and_reads_the_answer() {
     if skipped() {
@@ -98,7 +86,7 @@ fn a_guest_of_qemu_requests_and_reads_the_answer() {
         let line = said.next().unwrap_or_else(|| panic!("{lines:#?}"));
         lines.push(line);
     }
-    let stats = stats(&server);
+    let stats = server.stats();
     // The end of its input.
     drop(guest.stdin.take());
     lines.extend(said);

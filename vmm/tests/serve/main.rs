@@ -15,7 +15,8 @@
 //!   leaves all as it was. Another user's VMM is a line too.
 //! - A second VMM at the same socket is refused, with one line, while the first is served. One
 //!   without vCPUs delays none.
-//! - A vCPU that ends is served no longer: its thread's number may become another's.
+//! - A vCPU that ends is served no longer: its thread's number may become another's. The VM is served
+//!   on until its last vCPU ends.
 //! - A server that can't serve any longer ends, with an exit code that tells.
 //! - A VM's process has no rights of the server, none of its files but those of the VM, and leaves
 //!   nothing when it is killed.
@@ -57,6 +58,16 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// What a service manager calls the socket.
 const SOCKET: &str = "vcpufreq.socket";
 const GONE: u32 = u32::MAX;
+/// Of the second vCPU's page.
+const CUR_PERF_1: u64 = 0x2000;
+const SET_PERF_1: u64 = 0x2004;
+const TWO_VCPUS: [&str; 5] = [
+    "--cpus=2",
+    "--pin=0=0",
+    "--pin=1=1",
+    "--table=0-1=500000,1000000",
+    "--capacity=0-1=1024",
+];
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
 /// The exit code of errors, as in --help.
@@ -376,13 +387,46 @@ fn a_vcpu_that_ends_is_served_no_longer() {
         return;
     }
     let (_dir, socket) = socket();
-    let (server, mut vmm) = Server::with_vmm(&socket);
-    vmm.ask("end vcpu");
-    server.hear("has ended a vCPU");
+    let server = Server::start_for(&socket, &[&TWO_VCPUS[..], &["--domain=0-1=0"]].concat());
+    server.hear("waits at");
+    let mut vmm = Vmm::with_vcpus(&socket, 2);
+    vmm.ask("request 500000");
+    vmm.ask(&format!("store {SET_PERF_1} 1000000"));
+    wait_until("the last request to count", || {
+        server.asked() == Some(1_000_000)
+    });
+    vmm.ask("end 1");
+    server.hear("has ended vCPU 1: ");
+    wait_until("vCPU 0 to be served on", || server.asked() == Some(500_000));
+    assert_eq!((vmm.pcpus(), vmm.is_kept()), (1, true));
+    // Without a thread it has the highest OPP, and nobody looks for another.
+    assert_eq!(vmm.ask(&format!("read {CUR_PERF_1}")), "1000000");
+    let of_vcpu_1 = &server.stats()["vcpus"][1];
+    assert_eq!(of_vcpu_1["counts"]["source_failures"], 0, "{of_vcpu_1}");
+    vmm.ask("end 0");
+    server.hear("has ended vCPU 0: ");
     assert!(!vmm.is_kept());
     assert_eq!(vmm.cur_perf(), GONE);
-    Vmm::served_at(&socket).end();
+    Vmm::with_vcpus(&socket, 2).end();
     server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn a_prefix_serves_the_vcpus_that_are_left() {
+    if skipped() {
+        return;
+    }
+    let (dir, _) = socket();
+    let (prefix, mut vmm) = Server::before_vmm_of(dir.path(), &TWO_VCPUS);
+    vmm.ask("end 1");
+    prefix.hear("has ended vCPU 1: ");
+    vmm.ask("request 500000");
+    wait_until("vCPU 0 to be served on", || prefix.asked() == Some(500_000));
+    assert_eq!((vmm.pcpus(), vmm.is_kept()), (1, true));
+    vmm.ask("end 0");
+    prefix.hear("has ended vCPU 0: ");
+    assert_eq!((vmm.cur_perf(), vmm.is_kept()), (GONE, false));
+    vmm.end();
 }
 
 #[test]

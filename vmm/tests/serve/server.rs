@@ -99,8 +99,13 @@ impl Server {
 
     /// `vcpufreq qemu`, with a VMM that it serves.
     pub fn before_vmm(dir: &Path) -> (Self, Vmm) {
+        Self::before_vmm_of(dir, &ONE_VCPU)
+    }
+
+    /// The same for a VM that these options describe.
+    pub fn before_vmm_of(dir: &Path, vm: &[&str]) -> (Self, Vmm) {
         let host = host();
-        let mut command = Self::command("qemu", &host, &ONE_VCPU);
+        let mut command = Self::command("qemu", &host, vm);
         command.arg("--").arg(qemu_in(dir));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut prefix = Self::spawn(&mut command, host);
@@ -184,11 +189,15 @@ impl Server {
 
     /// The request of its VM that is in force, kHz.
     pub fn asked(&self) -> Option<u64> {
+        self.stats()["vcpus"][0]["asks_khz"].as_u64()
+    }
+
+    /// None of a server that serves no VM.
+    pub fn stats(&self) -> Value {
         let pid = self.process.id().to_string();
         let mut stats = Command::new(PROGRAM);
         let stats = stats.args(["stats", &pid, "--json"]).output().unwrap();
-        let stats: Value = serde_json::from_slice(&stats.stdout).unwrap();
-        stats["vcpus"][0]["asks_khz"].as_u64()
+        serde_json::from_slice(&stats.stdout).unwrap_or_default()
     }
 
     /// Signals the eventfd by which a dead worker shows its end. It is the only one that no epoll

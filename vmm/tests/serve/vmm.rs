@@ -15,7 +15,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::mpsc::channel,
+    sync::mpsc::{Sender, channel},
     thread,
 };
 
@@ -28,6 +28,8 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 const SOCKET: &str = "VCPUFREQ_TEST_SOCKET";
 const USER: &str = "VCPUFREQ_TEST_USER";
+/// How many vCPUs it has; else one.
+const VCPUS: &str = "VCPUFREQ_TEST_VCPUS";
 /// The number of the socket, for one that `vcpufreq qemu` starts.
 const FD: &str = "VCPUFREQ_TEST_FD";
 /// Of vCPU 0's page.
@@ -42,19 +44,11 @@ pub fn stand_for_one() {
     let Some(stream) = connection() else {
         return;
     };
-    let (end, vcpu_ends) = channel::<()>();
-    let vcpu = thread::Builder::new().name("CPU 0/KVM".to_owned());
-    let (begin, vcpu_begins) = channel();
-    let run = move || {
-        begin.send(()).unwrap();
-        vcpu_ends.recv()
-    };
-    vcpu.spawn(run).unwrap();
-    // It has its name then.
-    vcpu_begins.recv().unwrap();
+    let count = env::var(VCPUS).map_or(1, |count| count.parse().unwrap());
+    let vcpus: Vec<_> = (0..count).map(start_vcpu).collect();
     let mut files = Vec::new();
-    // Version, number, memory, the server's doorbell, the guest's interrupt.
-    for _ in 0..5 {
+    // Version, number, memory; for each vCPU the server's doorbell and the guest's interrupt.
+    for _ in 0..3 + 2 * count {
         let mut number = [0; 8];
         let (len, file) = stream.recv_with_fd(&mut number).unwrap();
         assert_eq!(len, number.len());
@@ -78,8 +72,15 @@ pub fn stand_for_one() {
                 files[0].write_all_at(&khz.to_le_bytes(), SET_PERF).unwrap();
                 println!("@stored");
             }
-            ("end", "vcpu") => {
-                end.send(()).unwrap();
+            ("store", what) => {
+                let (at, word) = what.split_once(' ').unwrap();
+                let (at, word): (u64, u32) = (at.parse().unwrap(), word.parse().unwrap());
+                files[0].write_all_at(&word.to_le_bytes(), at).unwrap();
+                println!("@stored");
+            }
+            ("end", vcpu) => {
+                let vcpu: usize = vcpu.parse().unwrap();
+                vcpus[vcpu].send(()).unwrap();
                 println!("@ending");
             }
             ("tell", "pid") => println!("@{}", std::process::id()),
@@ -87,6 +88,21 @@ pub fn stand_for_one() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Starts the thread of a vCPU; what ends it.
+fn start_vcpu(vcpu: usize) -> Sender<()> {
+    let (end, vcpu_ends) = channel::<()>();
+    let thread = thread::Builder::new().name(format!("CPU {vcpu}/KVM"));
+    let (begin, vcpu_begins) = channel();
+    let run = move || {
+        begin.send(()).unwrap();
+        vcpu_ends.recv()
+    };
+    thread.spawn(run).unwrap();
+    // It has its name then.
+    vcpu_begins.recv().unwrap();
+    end
 }
 
 /// Its connection to the server, if this process is to stand for a VMM.
@@ -105,8 +121,9 @@ pub fn qemu_in(dir: &Path) -> PathBuf {
     let program = dir.join("qemu");
     let itself = env::current_exe().unwrap();
     let script = format!(
-        "#!/bin/sh\nfor word; do case $word in socket,*fd=*) {FD}=${{word##*fd=}};; esac; done\n\
-         export {FD}\nexec {} --exact vmm_process --nocapture\n",
+        "#!/bin/sh\nfor word; do case $word in socket,*fd=*) {FD}=${{word##*fd=}};;\n\
+         *,vectors=*) {VCPUS}=${{word##*,vectors=}};; esac; done\n\
+         export {FD} {VCPUS}\nexec {} --exact vmm_process --nocapture\n",
         itself.display()
     );
     fs::write(&program, script).unwrap();
@@ -129,10 +146,21 @@ impl Vmm {
 
     /// One of another user. It starts as this one, whose the test program may be alone.
     pub fn connect_as(socket: &Path, user: u32) -> Self {
+        Self::start(socket, USER, user)
+    }
+
+    /// One with so many vCPUs, which is served.
+    pub fn with_vcpus(socket: &Path, vcpus: u32) -> Self {
+        let mut vmm = Self::start(socket, VCPUS, vcpus);
+        assert_eq!(vmm.answer(), "served");
+        vmm
+    }
+
+    fn start(socket: &Path, what: &str, value: u32) -> Self {
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "vmm_process", "--nocapture"])
             .env(SOCKET, socket)
-            .env(USER, user.to_string())
+            .env(what, value.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU16;
+use std::sync::atomic::AtomicBool;
 
 use crate::Device;
 use crate::host::{HostActuator, HostRoot, SysfsSource, present_pcpus};
@@ -24,8 +24,8 @@ pub struct GuestFacts {
     pub all_pinned: bool,
     /// The pCPUs of real-time vCPUs.
     pub rt_pcpus: Vec<u32>,
-    /// How many vCPUs there are threads of: in the order of their numbers.
-    pub threads: Arc<AtomicU16>,
+    /// Which vCPUs have threads.
+    pub threads: Arc<[AtomicBool]>,
     /// What KVM answers itself.
     pub state: Arc<OffloadState>,
     /// The signal that makes KVM_RUN return, if the vCPUs are this process'.

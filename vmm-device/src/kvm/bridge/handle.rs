@@ -20,8 +20,8 @@ impl BridgeHandle {
         Self(inner.clone())
     }
 
-    /// Called once on each vCPU's thread `tid`, in the order of their numbers, before it runs the
-    /// guest.
+    /// Called once on each vCPU's thread `tid` before it runs the guest. A server registers the
+    /// threads of another process, of a vCPU that was unplugged none.
     ///
     /// # Errors
     /// [`PathError::NotClamped`] when the actuator refuses the thread, [`PathError::Source`] when
@@ -47,7 +47,9 @@ impl BridgeHandle {
             // A vCPU has one thread.
             let _ = slot.set(tid);
         }
-        inner.guest.threads.store(vcpu.0 + 1, Relaxed);
+        if let Some(has_thread) = inner.guest.threads.get(vcpu.index()) {
+            has_thread.store(true, Relaxed);
+        }
         Ok(())
     }
 
@@ -83,7 +85,8 @@ impl BridgeHandle {
 
     /// The guest has ended; its threads end next, and where one is can't be read any more then.
     pub fn guest_ended(&self) {
-        self.0.guest.threads.store(0, Relaxed);
+        let threads = self.0.guest.threads.iter();
+        threads.for_each(|has_thread| has_thread.store(false, Relaxed));
     }
 
     /// Makes `vm` answer what it can of the registers: `offload`, first that of

@@ -57,7 +57,7 @@ impl BridgeInner {
                 all_pinned: config.pins.iter().all(|pin| !pin.is_empty()),
                 pcpus_of_vcpus: config.pins.concat(),
                 rt_pcpus: config.rt_pcpus.clone(),
-                threads: Arc::default(),
+                threads: config.pins.iter().map(|_| AtomicBool::default()).collect(),
                 state: Arc::default(),
                 kick: config.kick,
                 confinement: config.confinement.clone(),
@@ -85,7 +85,7 @@ impl BridgeInner {
 
     /// The thread of a vCPU, while the guest has one.
     pub fn thread(&self, vcpu: VcpuId) -> Option<Tid> {
-        let running = vcpu.0 < self.guest.threads.load(Relaxed);
+        let running = self.guest.threads.get(vcpu.index())?.load(Relaxed);
         let tid = self.tids.get(vcpu.index()).filter(|_| running)?;
         tid.get().copied()
     }

@@ -9,7 +9,7 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -51,8 +51,8 @@ pub struct WorkerParts<A, S, E> {
     pub requests: Arc<dyn RequestQueue<Device<A, S, E>>>,
     /// Where they go.
     pub device: Arc<Device<A, S, E>>,
-    /// How many vCPUs have a thread: their cur_perf is known.
-    pub vcpus: Arc<AtomicU16>,
+    /// Which vCPUs have a thread: their cur_perf is known.
+    pub vcpus: Arc<[AtomicBool]>,
     /// pCPUs that it avoids.
     pub avoid: Vec<u32>,
     /// How the thread is confined.
@@ -222,8 +222,10 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
             return;
         }
         let cpu_before = host::thread_cpu_time();
-        for vcpu in (0..self.plan.vcpus.load(Relaxed)).map(VcpuId) {
-            self.plan.device.refresh(vcpu);
+        for (vcpu, has_thread) in (0..=u16::MAX).map(VcpuId).zip(&*self.plan.vcpus) {
+            if has_thread.load(Relaxed) {
+                self.plan.device.refresh(vcpu);
+            }
         }
         let took = host::thread_cpu_time().saturating_sub(cpu_before);
         self.timer.done(started, took);

@@ -189,6 +189,11 @@ impl SharedMemory {
         word.map_or(0, |word| u32::from_le(word.load(Relaxed)))
     }
 
+    /// Takes the request back of a vCPU that was unplugged.
+    pub fn withdraw(&self, vcpu: VcpuId) {
+        self.store_request(vcpu, 0);
+    }
+
     /// A guest's request, if its store has exited.
     pub(super) fn store_request(&self, vcpu: VcpuId, khz: u32) {
         if vcpu.0 < self.vcpus {
