@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::kmod::{DeleteModuleFlags, ModuleInitFlags, delete_module, finit_module};
+use vcpufreq_device::region_size;
 
 use crate::harness::access_cost;
 use crate::harness::guest_shell;
@@ -237,31 +238,37 @@ fn writes(address: &str, low: &str, high: &str) -> Result<impl FnMut() + Send + 
     })
 }
 
-/// All of the shared memory, before the first page too, with values of any size, and each vCPU's
-/// doorbell.
+/// All of the shared memory, before the first page and behind the last too, with values of any size,
+/// and each vCPU's doorbell. A page behind the last vCPU's has its turn: with all of them in each the
+/// doorbells would ring less often.
 fn scribble(words: &[&str]) -> Result<impl FnMut() + Send + use<>> {
     let [pages, bell, vcpus] = words else {
         bail!("not understood: scribble {words:?}");
     };
     let base = pages.strip_prefix("0x").context("an address is 0x...")?;
     let base = u64::from_str_radix(base, 16)? - 0x1000;
-    let vcpus: u32 = vcpus.parse()?;
-    let pages = (0..=u64::from(vcpus)).map(|page| Registers::map(base + page * 0x1000));
+    let vcpus: u16 = vcpus.parse()?;
+    // A BAR's size.
+    let size = (0x1000 + region_size(vcpus)).next_power_of_two();
+    let pages = (base..base + size).step_by(0x1000).map(Registers::map);
     let pages = pages.collect::<Result<Vec<_>>>()?;
     let (bell, first) = bell.split_once(',').context("a doorbell has a value")?;
     let (bell, offset) = register(bell)?;
     let first = first.strip_prefix("0x").context("a value is 0x...")?;
     let first = u32::from_str_radix(first, 16)?;
-    let mut random = Random::new(1);
+    let (mut random, mut turn) = (Random::new(1), 0_usize);
     Ok(move || {
-        for page in &pages {
+        turn += 1;
+        let (used, behind) = pages.split_at(1 + usize::from(vcpus));
+        let behind = behind.get(turn % behind.len().max(1));
+        for page in used.iter().chain(behind) {
             for word in (0..0x1000).step_by(4) {
                 let value = random.next();
                 page.write(word, value >> (value % 32));
             }
         }
         for vcpu in 0..vcpus {
-            bell.write(offset, first + vcpu);
+            bell.write(offset, first + u32::from(vcpu));
         }
     })
 }
