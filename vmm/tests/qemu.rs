@@ -115,7 +115,8 @@ fn a_guest_of_a_device_tree_has_capacities_opps_and_energy_in_it() {
         "-machine virt,acpi=off -smp 4 -bios EFI",
     ] {
         let (dir, seen) = boot(line, &base);
-        let described = "the guest has capacities, OPPs and energy in its device tree";
+        let described = "the guest has capacities, OPPs and energy in its device tree; QEMU gets \
+                         -dtb -name -chardev -device too";
         assert_eq!(seen, described, "{line}");
         assert_eq!(text(&dir, "given"), format!("{line} {TREE} {DEVICE}\n"));
         let asked = text(&dir, "asked");
@@ -149,7 +150,8 @@ fn a_guest_of_acpi_has_what_its_driver_sets() {
     for line in ["-machine virt -smp 4 -bios EFI", "-machine q35 -smp 4"] {
         let (dir, seen) = boot(line, b"");
         let described = "the guest has no device tree: its driver sets capacities in sysfs, but \
-                         its scheduler balances as if CPUs were equal";
+                         its scheduler balances as if CPUs were equal; QEMU gets -name -chardev \
+                         -device too";
         assert_eq!(seen, described, "{line}");
         assert_eq!(text(&dir, "given"), format!("{line} {DEVICE}\n"));
         assert!(!dir.path().join("asked").exists(), "{line}");
@@ -161,7 +163,7 @@ fn a_users_own_device_tree_stays_as_it_is() {
     let line = "-machine virt -smp 4 -kernel Image -dtb base";
     let (dir, seen) = boot(line, b"mine");
     let described = "the guest has the device tree of -dtb: put capacities into it by vcpufreq dt \
-                     --merge";
+                     --merge; QEMU gets -name -chardev -device too";
     assert_eq!(seen, described);
     assert_eq!(text(&dir, "given"), format!("{line} {DEVICE}\n"));
     assert_eq!(text(&dir, "tree"), "mine");

@@ -53,11 +53,8 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     }
     let served = Served::check(options.served, HostRoot::default())?;
     let tree = Tree::make(&command, &served)?;
-    warn(&format!("{}; {}", served.likeness, tree.summary()));
     let (stream, of_qemu) = UnixStream::pair().context("can't make a pair of sockets")?;
-    let mut qemu = Command::new(command.program());
-    qemu.args(command.arguments()).args(tree.arguments()?);
-    qemu.args(device(&of_qemu, served.vcpus.len())?);
+    let mut qemu = with_bridge(&command, &tree, &of_qemu, &served)?;
     let mut qemu = qemu
         .spawn()
         .with_context(|| format!("can't start {}", command.program().display()))?;
@@ -80,6 +77,23 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     };
     let status = supervisor.run(&mut qemu)?;
     Ok(exit_code(status))
+}
+
+/// QEMU with what carries the bridge; a line says what that is, and what the guest will see.
+fn with_bridge(
+    command: &QemuCommand<'_>,
+    tree: &Tree,
+    of_qemu: &UnixStream,
+    served: &Served,
+) -> anyhow::Result<Command> {
+    let added = [&*tree.arguments()?, &device(of_qemu, served.vcpus.len())?].concat();
+    let names = added.iter().map(String::as_str);
+    let names: Vec<_> = names.filter(|word| word.starts_with('-')).collect();
+    let (likeness, summary, names) = (&served.likeness, tree.summary(), names.join(" "));
+    warn(&format!("{likeness}; {summary}; QEMU gets {names} too"));
+    let mut qemu = Command::new(command.program());
+    qemu.args(command.arguments()).args(&added);
+    Ok(qemu)
 }
 
 fn not_served(error: anyhow::Error) {
