@@ -4,6 +4,7 @@
 //!
 //! - Whenever the VMM is killed, its cgroups, its record and its guardian go
 //!   too. (Within a second, as the lab's `kill` shows in virtual time.)
+//! - A VMM that was taken over gets nothing from its guardian for what is no request.
 //! - Signals that end groups of processes don't end the guardian.
 //! - A terminal that a killed VMM left in raw mode is put back.
 //! - `vcpufreq cleanup` removes what dead VMMs left, and nothing else.
@@ -17,7 +18,9 @@ use std::{
     fs::{self, File},
     io::{self, Read},
     os::fd::AsRawFd,
+    os::unix::ffi::OsStrExt,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::OnceLock,
@@ -25,14 +28,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use tempfile::TempDir;
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir, VmmRecord, owner_of};
 use vcpufreq_device::host::{GroupRecord, HostRoot, stat_field};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 /// A machine may be busy with something else.
 const PATIENCE: Duration = Duration::from_secs(60);
 const KILLS: u64 = 50;
+/// A request to the guardian that it refuses.
+const NO_PCPU: [u8; 5] = [b'f', 0xff, 0xff, 0xff, 0xff];
 
 /// Where cgroup v2 is, if groups can be made there. Looked for once: the tests
 /// of this process would find the probe of one another.
@@ -142,6 +149,12 @@ fn guarded(cgroups: &Path, dir: &StateDir) -> (Vmm, Child) {
 fn guarded_at(cgroups: &Path, dir: &StateDir, terminal: Stdio) -> (Vmm, Child) {
     let (input, output) = io::pipe().expect("a pipe");
     let vmm = Vmm::start(cgroups, output.into());
+    let guardian = guardian(dir, &vmm, input.into(), terminal);
+    (vmm, guardian)
+}
+
+/// A guardian that is on guard.
+fn guardian(dir: &StateDir, vmm: &Vmm, input: Stdio, terminal: Stdio) -> Child {
     let mut guardian = Command::new(PROGRAM)
         .arg("guardian")
         .arg(dir.record_path(vmm.child.id()))
@@ -153,7 +166,7 @@ fn guarded_at(cgroups: &Path, dir: &StateDir, terminal: Stdio) -> (Vmm, Child) {
     let mut said = [0; 9];
     let mut output = guardian.stdout.take().expect("its output");
     output.read_exact(&mut said).expect("it is on guard");
-    (vmm, guardian)
+    guardian
 }
 
 #[test]
@@ -214,6 +227,109 @@ fn the_guardian_outlives_signals_to_the_group() {
     vmm.kill();
     assert!(is_gone_within(PATIENCE, || !vmm.group.exists()));
     assert!(guardian.wait().unwrap().success());
+    vmm.child.wait().unwrap();
+}
+
+/// A VMM, its guardian, and its end of the sockets, which is another's now, too.
+fn taken_over(cgroups: &Path, dir: &StateDir) -> (Vmm, Child, UnixDatagram) {
+    let (domain, kind) = (AddressFamily::Unix, SockType::SeqPacket);
+    let pair = socketpair(domain, kind, None, SockFlag::SOCK_CLOEXEC);
+    let (own, other) = pair.expect("a pair of sockets");
+    let shared = own.try_clone().expect("one more descriptor");
+    let vmm = Vmm::start(cgroups, shared.into());
+    let guardian = guardian(dir, &vmm, other.into(), Stdio::null());
+    vmm.make(dir, 5);
+    (vmm, guardian, own.into())
+}
+
+/// What is no request, and may name what isn't the VMM's. Few enough for their answers to have room.
+fn no_requests(paths: &[&Path]) -> Vec<Vec<u8>> {
+    let mut all = [b"\0", b"\n", b"/", b"F", b"U", b"f", b"\xff"]
+        .map(Vec::from)
+        .to_vec();
+    // A request behind 8 bytes, which is what the guardian reads.
+    all.extend([
+        [&[0; 8], &b"u"[..]].concat(),
+        [&[0; 8], &NO_PCPU[..]].concat(),
+    ]);
+    for first in [b'u', b'f', b'/'] {
+        let lengths = [2, 3, 4, 6, 7, 8, 9, 4096, 64 << 10];
+        all.extend(lengths.map(|bytes| [vec![first], vec![0; bytes - 1]].concat()));
+        for path in paths.iter().map(|path| path.as_os_str().as_bytes()) {
+            all.push(path.to_vec());
+            all.push([&[first], path].concat());
+            all.push([&[first], path, &[0]].concat());
+        }
+    }
+    all
+}
+
+/// What of a VMM is there: the group of a domain, its own, its record.
+fn is_there(dir: &StateDir, vmm: &Vmm) -> [bool; 3] {
+    let domain = vmm.group.join("domain0");
+    let record = dir.record_path(vmm.child.id());
+    [domain.exists(), vmm.group.exists(), record.exists()]
+}
+
+#[test]
+fn a_vmm_that_was_taken_over_gets_nothing_for_what_is_no_request() {
+    let Some((cgroups, runtime, dir)) = scene_or_skip() else {
+        return;
+    };
+    let (mut vmm, mut own_guardian, own) = taken_over(&cgroups, &dir);
+    let (mut neighbour, mut guardian) = guarded(&cgroups, &dir);
+    neighbour.make(&dir, 5);
+    let file = runtime.path().join("file");
+    fs::write(&file, "kept").unwrap();
+
+    let record = dir.record_path(neighbour.child.id());
+    for message in no_requests(&[&file, &record, &neighbour.group]) {
+        own.send(&message).expect("it is heard");
+    }
+    let passed = File::options().write(true).open(&file).unwrap();
+    own.send_with_fd(&b"x"[..], passed.as_raw_fd()).unwrap();
+    // This one is a request, for a pCPU that can't be: its answer is the only one.
+    own.send(&NO_PCPU).unwrap();
+    let mut answer = [0; 64];
+    let (bytes, event) = own.recv_with_fd(&mut answer).unwrap();
+    assert_eq!(answer[..bytes], libc::EIO.to_le_bytes());
+    assert!(event.is_none());
+    assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
+    for there in [&vmm, &neighbour].map(|of| is_there(&dir, of)) {
+        assert_eq!(there, [true; 3]);
+    }
+
+    // It reads as the end of the file.
+    own.send(&[]).unwrap();
+    vmm.kill();
+    assert!(own_guardian.wait().unwrap().success());
+    assert_eq!(own.recv(&mut answer).unwrap(), 0, "one more answer");
+    assert_eq!(is_there(&dir, &vmm), [false; 3]);
+    assert_eq!(is_there(&dir, &neighbour), [true; 3]);
+    neighbour.kill();
+    assert!(guardian.wait().unwrap().success());
+    for mut vmm in [vmm, neighbour] {
+        vmm.child.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_guardian_whose_answers_nobody_takes_cleans_up() {
+    let Some((cgroups, _runtime, dir)) = scene_or_skip() else {
+        return;
+    };
+    let (mut vmm, mut guardian, own) = taken_over(&cgroups, &dir);
+    own.set_nonblocking(true).unwrap();
+    let sleeps = || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", guardian.id())).unwrap();
+        stat_field(&stat, 3) == Some("S")
+    };
+    // With requests to read it sleeps when its answers have no room.
+    while own.send(&NO_PCPU).is_ok() || !sleeps() {}
+    drop(own);
+    vmm.kill();
+    assert!(guardian.wait().unwrap().success());
+    assert_eq!(is_there(&dir, &vmm), [false; 3]);
     vmm.child.wait().unwrap();
 }
 

@@ -24,8 +24,9 @@ use std::{
 
 use anyhow::{Context, bail};
 use nix::{
+    errno::Errno,
     sys::termios::{LocalFlags, OutputFlags, SetArg, Termios, tcgetattr, tcsetattr},
-    unistd::setsid,
+    unistd::{self, setsid},
 };
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_device::kvm::ioeventfd::frequency_event;
@@ -223,14 +224,15 @@ pub fn guard(record: &Path) -> anyhow::Result<()> {
 
 /// Answers the VMM's requests until the end of the file. A signal interrupts at most.
 fn serve(record: &Path) {
-    let mut stdin = io::stdin().lock();
+    let stdin = io::stdin();
     let Ok(socket) = stdin.as_fd().try_clone_to_owned().map(UnixDatagram::from) else {
         return;
     };
     let mut request = [0; 8];
     loop {
-        // A VMM that is killed meanwhile has no use for the answer.
-        let _ = match stdin.read(&mut request) {
+        // Without `Stdin`'s buffer, by which a long message would be several requests. A VMM that
+        // is killed meanwhile has no use for the answer.
+        let _ = match unistd::read(&stdin, &mut request) {
             Ok(0) => return,
             Ok(1) if request[0] == UNDO => socket.send(undo(record).as_bytes()),
             Ok(5) if request[0] == FREQUENCY => {
@@ -238,7 +240,7 @@ fn serve(record: &Path) {
                 answer_event(&socket, u32::from_le_bytes(number))
             }
             Ok(_) => Ok(0),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+            Err(Errno::EINTR) => Ok(0),
             // There is nothing to wait for any more.
             Err(_) => return,
         };
