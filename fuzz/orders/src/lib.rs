@@ -8,11 +8,18 @@
 #[allow(dead_code)]
 #[path = "../../../vmm-device/src/domain.rs"]
 mod domain;
+mod ioeventfd;
 #[allow(dead_code)]
 #[path = "../../../vmm-device/src/limit.rs"]
 mod limit;
+#[allow(dead_code)]
+#[path = "../../../vmm-device/src/device/residency.rs"]
+mod residency;
 #[path = "../../../vmm-device/src/sample_order.rs"]
 mod sample_order;
+mod config {
+    pub use vcpufreq_device::DeviceConfig;
+}
 mod policy {
     pub use vcpufreq_device::Clamp;
 }
@@ -20,6 +27,9 @@ mod regs {
     pub use vcpufreq_device::MAX_VCPUS;
 }
 mod sync;
+mod table {
+    pub use vcpufreq_device::PerfTable;
+}
 mod units {
     pub use vcpufreq_device::{DomainId, Khz, VcpuId};
 }
@@ -30,9 +40,12 @@ use std::sync::atomic::AtomicI32;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use loom::thread;
+use vcpufreq_device::{Actuator, Device, Events, Source};
 
 use domain::{Domain, Request};
+use ioeventfd::WritesScene;
 use limit::{Bucket, Limit, RateLimit};
+use residency::Residency;
 use sample_order::SampleOrder;
 use units::{DomainId, Khz, VcpuId};
 
@@ -241,5 +254,35 @@ pub fn a_page_has_the_frequency_of_the_latest_look() {
         sample(&host);
         other.join().expect("no panic");
         assert_eq!(host.2.load(Relaxed), 2, "kHz in the page");
+    });
+}
+
+/// A vCPU whose write exits leaves writes of its domain unfinished, while the worker goes on with
+/// what was left.
+pub fn a_write_left_unfinished_is_carried_out() {
+    model(3, || {
+        let scene = Arc::new(WritesScene::new());
+        let (worker, exits) = (scene.clone(), scene.clone());
+        let worker = thread::spawn(move || worker.turn());
+        let exits = thread::spawn(move || exits.exit());
+        [1, 2].into_iter().for_each(|khz| scene.signal(khz));
+        worker.join().expect("no panic");
+        exits.join().expect("no panic");
+        scene.check();
+    });
+}
+
+/// Two threads put a request of another table entry into force each.
+pub fn an_interval_is_closed_once() {
+    model(3, || {
+        let residency = Arc::new(Residency::new(2, 0));
+        let other = residency.clone();
+        let other = thread::spawn(move || other.change(2, 20));
+        residency.change(1, 10);
+        other.join().expect("no panic");
+        let us = residency.at(30);
+        // The first entry's before the second's, or after it.
+        let right = [[10, 10, 10], [20, 10, 0]];
+        assert!(right.iter().any(|right| us == right), "{us:?}");
     });
 }

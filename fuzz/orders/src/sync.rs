@@ -30,8 +30,10 @@ impl AtomicBool {
         self.0.load(unless_relaxed(order, Acquire))
     }
 
+    /// A swap: loom has no order between a store and another thread's swap before it, and would let
+    /// a later load see the older value.
     pub fn store(&self, value: bool, order: Ordering) {
-        self.0.store(value, unless_relaxed(order, Release));
+        self.0.swap(value, unless_relaxed(order, Release));
     }
 
     pub fn swap(&self, value: bool, order: Ordering) -> bool {
@@ -40,6 +42,10 @@ impl AtomicBool {
 }
 
 impl AtomicU64 {
+    pub fn new(value: u64) -> Self {
+        Self(atomic::AtomicU64::new(value))
+    }
+
     pub fn load(&self, order: Ordering) -> u64 {
         self.0.load(unless_relaxed(order, Acquire))
     }

@@ -35,3 +35,13 @@ fn a_bucket_loses_no_charge() {
 fn a_page_has_the_frequency_of_the_latest_look() {
     vcpufreq_orders::a_page_has_the_frequency_of_the_latest_look();
 }
+
+#[test]
+fn a_write_left_unfinished_is_carried_out() {
+    vcpufreq_orders::a_write_left_unfinished_is_carried_out();
+}
+
+#[test]
+fn an_interval_is_closed_once() {
+    vcpufreq_orders::an_interval_is_closed_once();
+}

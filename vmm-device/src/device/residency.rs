@@ -6,9 +6,10 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 use crate::config::DeviceConfig;
+use crate::sync::AtomicU64;
 use crate::table::PerfTable;
 use crate::units::{DomainId, Khz};
 

@@ -3,11 +3,12 @@
 //! exits.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, PoisonError};
 
 use super::domain_writes::DomainWrites;
 use super::worker::RequestQueue;
+use crate::sync::{AtomicBool, Mutex, MutexGuard};
 use crate::{Actuator, Device, Events, Source, VcpuId};
 
 /// The writes of a guest that wait, of each domain.
