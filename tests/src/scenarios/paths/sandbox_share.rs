@@ -5,7 +5,6 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::cost::{CostRow, OF_RUN};
 use super::measured::Measured;
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
@@ -14,20 +13,22 @@ use crate::harness::policy::Policy;
 const OF_EXIT: f64 = 1.08;
 const OF_OTHERS: f64 = 1.03;
 
-/// The shares of reads and writes by each path of `vcpufreq run`; `with` has the sandbox.
-pub fn measure(plan: &Plan, policies: &[Policy], with: &[CostRow]) -> Result<Vec<Value>> {
+/// The shares of reads and writes by each of these paths; `with` has the medians with the sandbox.
+pub fn measure(
+    plan: &Plan,
+    policies: &[Policy],
+    paths: &[&'static str],
+    with: impl Fn(&str, &str) -> Option<f64>,
+) -> Result<Vec<Value>> {
     let mut shares = Vec::new();
-    for path in OF_RUN {
+    for path in paths {
         let mut guest = Measured::boot_with(plan, policies, path, &["--sandbox", "off"])?;
         let without = [
             ("read", guest.reads()?.0),
             ("write", guest.timed_writes()?.0),
         ];
         guest.vm.quit()?;
-        let [read, write] = without.map(|(op, without)| {
-            let found = with.iter().find(|row| (row.path, row.op) == (path, op));
-            found.map(|row| row.median_ns / without)
-        });
+        let [read, write] = without.map(|(op, without)| Some(with(path, op)? / without));
         shares.push(json!({ "path": path, "read": read, "write": write }));
     }
     Ok(shares)
