@@ -143,7 +143,7 @@ const LONG: &[HoldsRow] = &[
         },
     ),
     (
-        "another guest's request, a cgroup's life beside 1,000 requests a second, against idle: `bpf`; `scx`",
+        "another guest's request, a cgroup's, a thread's, a process' life beside 1,000 requests a second, against a guest that computes: `bpf`; `scx`",
         "bpf-flood",
         |all| {
             let ways =
@@ -153,11 +153,9 @@ const LONG: &[HoldsRow] = &[
                 Some(format!("{:.2}", of("asks")? / of("computes")?))
             };
             let of = |way: &Value| {
-                Some(format!(
-                    "{}, {}",
-                    ratio(way, "request")?,
-                    ratio(way, "cgroup")?
-                ))
+                let whats = ["request", "cgroup", "thread", "fork"];
+                let ratios = whats.map(|what| ratio(way, what)).into_iter();
+                Some(ratios.collect::<Option<Vec<_>>>()?.join(", "))
             };
             Some(format!("{}; {}", of(ways[0])?, of(ways[1])?))
         },
