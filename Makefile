@@ -34,7 +34,7 @@ figures: ## the tables of README.md and docs/ from what bench, bench-paths, demo
 fuzz: ## each fuzz target with libFuzzer; TIME=600 seconds of each, TARGET=registers alone
 	@fuzz/run $(or $(TIME),60) $(TARGET)
 
-sanitize: ## the library's tests with AddressSanitizer
+sanitize: ## the libraries' tests with AddressSanitizer, then under valgrind
 	@fuzz/sanitize
 
 packages: ## Debian's packages of program and kernel modules, and archives, in out/packages, tried on Debian 12 and 13
