@@ -2,7 +2,8 @@
 //! What is left to code that has taken the VMM over. Its threads are made to do system calls.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -11,12 +12,12 @@ use serde_json::{Value, json};
 
 use crate::harness::console_commands::dmesg;
 use crate::harness::injected_call::{Argument, inject};
-use crate::harness::leftovers::{leftovers, own_cgroups};
+use crate::harness::leftovers::{left_soon, leftovers, own_cgroups};
 use crate::harness::plan::{Plan, first_cpus};
 use crate::harness::policy::Policy;
 use crate::harness::vm::Vm;
 use crate::harness::vmm::Setup;
-use crate::harness::wait::{SOON, wait_until};
+use crate::harness::wait::{SOON, settled, wait_until};
 
 /// The threads of a VMM, by the beginning of their names: one of each class.
 const CLASSES: [&str; 6] = [
@@ -29,8 +30,19 @@ const CLASSES: [&str; 6] = [
 ];
 /// In which a VMM is set up.
 const SET_UP: Duration = Duration::from_secs(30);
-/// `AF_INET`, `SOCK_STREAM`
-const SOCKET: [i64; 3] = [2, 1, 0];
+/// A file that each user may write, and one that isn't there.
+const FILE: &str = "/run/writable";
+const NO_FILE: &str = "/run/made";
+/// A limit of the file size that the sandbox sets, for a guest without a console: its log alone.
+const FILE_SIZE: u64 = 1 << 30;
+/// Of the limit of open files, what comes on top of those at the guest's start, and for each vCPU.
+const MORE_FILES: u64 = 512;
+const VCPU_FILES: u64 = 4;
+/// What is sent to the guardian.
+const MESSAGES: usize = 4;
+
+/// A system call that ends the VMM: what it is for, its number, its arguments.
+type ForbiddenCall = (&'static str, i64, Vec<Argument>);
 
 /// A thread of a VMM.
 struct VmmThread {
@@ -41,7 +53,7 @@ struct VmmThread {
 
 /// Each thread of a VMM has no right but those of its class. One call of another class ends the
 /// process, and the host is as before. What is left to an open VMM touches neither files, nor
-/// another VMM, nor BPF.
+/// another VMM, nor BPF, nor what its guardian could.
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let setup = plan.mirroring(&first_cpus(&policies));
@@ -50,9 +62,13 @@ pub fn run(plan: &Plan) -> Result<Value> {
         let setup = setup.clone().with(&["--path", path]);
         all.push(rights(&setup, path)?);
     }
+    all.push(limits(&setup)?);
     for class in CLASSES {
-        all.push(ends(&setup, class)?);
+        let socket = [libc::AF_INET, libc::SOCK_STREAM, 0].map(number).to_vec();
+        let payload = ("make a socket", libc::SYS_socket, socket);
+        all.push(ends(&setup, class, &payload, &leftovers)?);
     }
+    all.extend(attacks(&setup)?);
     all.push(escapes(&setup)?);
     let held = all.iter().all(|one| one["held"] == true);
     Ok(json!({ "held": held, "all": all }))
@@ -71,56 +87,147 @@ fn rights(setup: &Setup, path: &str) -> Result<Value> {
         .filter(|thread| !is_confined(&thread.status))
         .map(|thread| format!("{}: {}", thread.class, thread.status))
         .collect();
-    let limits = fs::read_to_string(format!("/proc/{}/limits", vm.pid()))?;
     let errors = vm.quit()?;
     let left = leftovers()?;
     let held = loose.is_empty() && left.is_empty() && classes == expected.collect();
     Ok(json!({
         "held": held, "path": path, "classes": classes, "loose": loose, "left": left,
-        "open_files": limits.lines().find(|line| line.starts_with("Max open files")),
         "vmm_said": errors,
     }))
 }
 
-/// A thread of this class makes a socket.
-fn ends(setup: &Setup, class: &str) -> Result<Value> {
+/// A VMM without a console and events is limited in open files and their size.
+fn limits(setup: &Setup) -> Result<Value> {
+    let setup = Setup {
+        silent: true,
+        ..setup.clone()
+    };
+    let setup = setup.with(&["--console", "none"]);
+    let vm = set_up(&setup)?;
+    let limits = fs::read_to_string(format!("/proc/{}/limits", vm.pid()))?;
+    let limit = |name: &str| {
+        let mut lines = limits.lines();
+        let values = lines.find_map(|line| line.strip_prefix(name))?;
+        let mut values = values.split_whitespace().map(str::parse::<u64>);
+        Some([values.next()?.ok()?, values.next()?.ok()?])
+    };
+    let files = fs::read_dir(format!("/proc/{}/fd", vm.pid()))?;
+    let numbers = files.filter_map(|file| file.ok()?.file_name().to_str()?.parse::<u64>().ok());
+    let highest = numbers.max().context("no open file")?;
+    let (open, size) = (limit("Max open files"), limit("Max file size"));
+    vm.kill()?;
+    let left = left_soon()?;
+    let more = MORE_FILES + VCPU_FILES * u64::try_from(setup.pins.len())?;
+    let held = left.is_empty()
+        && size == Some([FILE_SIZE; 2])
+        && open.is_some_and(|[soft, hard]| soft == hard && (more..=more + highest).contains(&soft));
+    Ok(json!({ "held": held, "open_files": open, "file_size": size, "highest": highest }))
+}
+
+/// A thread of this class makes a call that isn't its class'. A file that it opens is written. What of
+/// the `host` can be seen stays the same.
+fn ends(
+    setup: &Setup,
+    class: &str,
+    (what, call, arguments): &ForbiddenCall,
+    host: &dyn Fn() -> Result<Vec<String>>,
+) -> Result<Value> {
+    let before = host()?;
     let vm = set_up(setup)?;
     let threads = threads(vm.pid())?;
     let thread = threads.iter().find(|thread| thread.class == class);
     let thread = thread.with_context(|| format!("no thread is {class}"))?;
-    let socket = SOCKET.map(Argument::Number);
-    inject(vm.pid(), thread.tid, libc::SYS_socket, &socket)?;
+    let answer = inject(vm.pid(), thread.tid, *call, arguments)?;
+    if *call == libc::SYS_openat && answer >= 0 {
+        let text = [Argument::Number(answer), Argument::text("max"), number(3)];
+        inject(vm.pid(), thread.tid, libc::SYS_write, &text)?;
+    }
     sleep(SOON);
     // It isn't reaped yet.
     let stat = fs::read_to_string(format!("/proc/{}/stat", vm.pid()))?;
     let ended = stat.contains(") Z ");
     let by_filter = dmesg(&format!(" pid={} ", vm.pid()))?;
-    let left = leftovers()?;
+    let after = host()?;
     vm.kill()?;
     Ok(json!({
-        "held": ended && by_filter.contains(" sig=31 ") && left.is_empty(),
-        "class": class, "ended": ended, "by_filter": by_filter, "left": left,
+        "held": ended && by_filter.contains(" sig=31 ") && after == before,
+        "class": class, "tried": what, "ended": ended, "by_filter": by_filter,
+        "before": before, "after": after,
     }))
 }
 
-/// What the main thread is refused without an end: it has the most rights.
+/// What code that has taken a VMM over would do to the host and to another VMM, by the main thread: it
+/// has the most rights.
+fn attacks(setup: &Setup) -> Result<Vec<Value>> {
+    let other = set_up(setup)?;
+    let clamp = clamp_file()?;
+    fs::write(FILE, "kept")?;
+    fs::set_permissions(FILE, Permissions::from_mode(0o666))?;
+    let host = || {
+        let made = fs::exists(NO_FILE)?.then(|| NO_FILE.to_owned());
+        let texts = [fs::read_to_string(FILE)?, fs::read_to_string(&clamp)?];
+        Ok([leftovers()?, texts.to_vec(), made.into_iter().collect()].concat())
+    };
+    let ended = payloads(&other, &clamp)?
+        .iter()
+        .map(|payload| ends(setup, "vcpufreq", payload, &host))
+        .collect::<Result<_>>()?;
+    other.kill()?;
+    left_soon()?;
+    Ok(ended)
+}
+
+fn payloads(other: &Vm, clamp: &str) -> Result<Vec<ForbiddenCall>> {
+    let open = |path: &str, flags: i32| {
+        let path = Argument::text(path);
+        vec![number(libc::AT_FDCWD), path, number(flags), number(0o666)]
+    };
+    let (write, make) = (libc::O_WRONLY, libc::O_WRONLY | libc::O_CREAT);
+    let program = vec![Argument::text("/bin/vcpufreq"), number(0), number(0)];
+    let pid = number(i32::try_from(other.pid())?);
+    let tid = number(other.vcpu_tid(0)?);
+    let kill = number(libc::SIGKILL);
+    // BPF_PROG_LOAD of a socket filter without instructions.
+    let attributes = Argument::Bytes([&1_u32.to_ne_bytes()[..], &[0; 60]].concat());
+    Ok(vec![
+        ("write a file", libc::SYS_openat, open(FILE, write)),
+        ("make a file", libc::SYS_openat, open(NO_FILE, make)),
+        ("another's clamp", libc::SYS_openat, open(clamp, write)),
+        ("start a program", libc::SYS_execve, program),
+        ("kill", libc::SYS_kill, vec![pid.clone(), kill.clone()]),
+        ("kill a thread", libc::SYS_tgkill, vec![pid, tid, kill]),
+        (
+            "load BPF",
+            libc::SYS_bpf,
+            vec![number(5), attributes, number(64)],
+        ),
+    ])
+}
+
+/// The clamp of the only VM's first domain.
+fn clamp_file() -> Result<String> {
+    let groups = own_cgroups()?;
+    let group = groups.first().context("no cgroup")?;
+    Ok(format!("{group}/domain0/cpu.uclamp.min"))
+}
+
+/// What the main thread is refused without an end.
 fn escapes(setup: &Setup) -> Result<Value> {
     let other = set_up(setup)?;
     let groups = own_cgroups()?;
+    let clamp = clamp_file()?;
+    let others = leftovers()?;
     let vm = set_up(setup)?;
+    let before = leftovers()?;
     let threads = threads(vm.pid())?;
     let main = threads.iter().find(|thread| thread.class == "vcpufreq");
     let main = main.context("no main thread")?.tid;
     let call = |call: i64, arguments: &[Argument]| inject(vm.pid(), main, call, arguments);
-    let (here, number) = (Argument::Number(libc::AT_FDCWD.into()), Argument::Number);
     let open = |path: &str| {
-        let flags = number(libc::O_RDONLY.into());
-        call(
-            libc::SYS_openat,
-            &[here.clone(), Argument::text(path), flags],
-        )
+        let (path, flags) = (Argument::text(path), number(libc::O_RDONLY));
+        call(libc::SYS_openat, &[number(libc::AT_FDCWD), path, flags])
     };
-    let thread = number(other.vcpu_tid(0)?.into());
+    let thread = number(other.vcpu_tid(0)?);
     // A clamp to the maximum: struct sched_attr with SCHED_FLAG_UTIL_CLAMP and KEEP_ALL.
     let attributes = Argument::Bytes(clamp_to_the_maximum());
     let clamped = call(
@@ -131,22 +238,69 @@ fn escapes(setup: &Setup) -> Result<Value> {
     let moved = call(libc::SYS_sched_setaffinity, &[thread, number(8), pcpu])?;
     let record = open(&format!("/run/vcpufreq/{}.json", other.pid()))?;
     let group = open(groups.first().context("no cgroup")?)?;
+    let clamp = open(&clamp)?;
     let program_file = open("/bin/vcpufreq")?;
     let memory = open(&format!("/proc/{}/mem", other.pid()))?;
     let cpus = open("/sys/devices/system/cpu/possible")?;
+    let told = tell_guardian(vm.pid(), &call, other.pid())?;
+    let after = leftovers()?;
     let refused = |answer: i64, errno: i32| answer == -i64::from(errno);
     let held = refused(clamped, libc::EPERM)
         && refused(moved, libc::EPERM)
-        && [record, group, program_file, memory]
+        && [record, group, clamp, program_file, memory]
             .iter()
             .all(|answer| refused(*answer, libc::EACCES))
-        && cpus >= 0;
+        && cpus >= 0
+        && told == MESSAGES
+        && after == before;
     vm.kill()?;
+    let left = settled(SOON, leftovers, |left| *left == others)?;
     other.kill()?;
     Ok(json!({
-        "held": held, "clamped": clamped, "moved": moved,
-        "opened": [record, group, program_file, memory, cpus],
+        "held": held && left == others, "clamped": clamped, "moved": moved,
+        "opened": [record, group, clamp, program_file, memory, cpus],
+        "told": told, "before": before, "after": after, "left": left,
     }))
+}
+
+/// Sends what is no request by each socket of a VMM. How much of it one has taken: the guardian's.
+fn tell_guardian(
+    vmm: u32,
+    call: &dyn Fn(i64, &[Argument]) -> Result<i64>,
+    other: u32,
+) -> Result<usize> {
+    let record = format!("/run/vcpufreq/{other}.json");
+    let messages = [
+        record.as_bytes().to_vec(),
+        [b"u", record.as_bytes()].concat(),
+        b"\0\0\0\0\0\0\0\0u".to_vec(),
+        vec![b'u'; 8],
+    ];
+    let mut taken = 0;
+    for file in fs::read_dir(format!("/proc/{vmm}/fd"))? {
+        let file = file?;
+        if !fs::read_link(file.path())?
+            .to_string_lossy()
+            .starts_with("socket:")
+        {
+            continue;
+        }
+        let fd = Argument::Number(file.file_name().to_string_lossy().parse()?);
+        for message in &messages {
+            let length = i64::try_from(message.len())?;
+            let bytes = Argument::Bytes(message.clone());
+            let answer = call(
+                libc::SYS_write,
+                &[fd.clone(), bytes, Argument::Number(length)],
+            )?;
+            taken += usize::from(answer == length);
+        }
+    }
+    Ok(taken)
+}
+
+fn number(number: i32) -> Argument {
+    Argument::Number(number.into())
 }
 
 /// A VMM whose threads are all confined. Its guest may still boot.
