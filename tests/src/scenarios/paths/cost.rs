@@ -286,12 +286,12 @@ mod tests {
                 row(QEMU, "write", qemu_write),
             ]
         };
-        let within = rows(15_120.0, 13_440.0, 9_240.0);
+        let within = rows(15_120.0, 13_440.0, 8_400.0);
         assert!(out_of_bound(&within, &bare).is_empty());
         for (path, rows) in [
-            ("bpf", rows(15_121.0, 13_440.0, 9_240.0)),
-            ("ioeventfd", rows(15_120.0, 13_441.0, 9_240.0)),
-            (QEMU, rows(15_120.0, 13_440.0, 9_241.0)),
+            ("bpf", rows(15_121.0, 13_440.0, 8_400.0)),
+            ("ioeventfd", rows(15_120.0, 13_441.0, 8_400.0)),
+            (QEMU, rows(15_120.0, 13_440.0, 8_401.0)),
         ] {
             let wrong = out_of_bound(&rows, &bare);
             let named = format!("a write by {path}");
