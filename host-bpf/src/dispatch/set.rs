@@ -64,20 +64,20 @@ pub(super) struct HookSet {
     pub held: Vec<OwnedFd>,
 }
 
-/// A set on this host, which another process holds.
+/// The kernel's numbers of a set's program [`SET`] and map of slots.
 #[derive(Clone, Copy)]
-pub(super) struct Listed {
+pub(super) struct SetIds {
     program: u32,
     slots: u32,
 }
 
-/// The sets on this host.
-pub(super) fn listed() -> impl Iterator<Item = Listed> {
+/// The sets on this host, as far as a process holds them.
+pub(super) fn all_sets() -> impl Iterator<Item = SetIds> {
     let options = ProgInfoQueryOptions::default().include_map_ids(true);
     let programs = ProgInfoIter::with_query_opts(options);
     programs.filter_map(|program| {
         let named = program.name.as_bytes() == SET.as_bytes();
-        Some(Listed {
+        Some(SetIds {
             program: program.id,
             slots: *program.map_ids.first().filter(|_| named)?,
         })
@@ -141,7 +141,7 @@ impl HookSet {
             to.store(id.map_err(refused("asking for a program"))?, SeqCst);
         }
         // Without the right to list programs, other users of the set are unknown.
-        let shared = listed().next().is_some();
+        let shared = all_sets().next().is_some();
         let layout = if shared { DISPATCH_LAYOUT } else { PRIVATE };
         entry.layout.store(layout, SeqCst);
         Ok(())
@@ -151,10 +151,10 @@ impl HookSet {
         owners(&self.slots)
     }
 
-    /// Joins a set: as long as this lives, that is there too.
-    pub(super) fn open(listed: Listed) -> FoundSet {
-        let found = Program::fd_from_id(listed.program);
-        let (Ok(program), Ok(map)) = (found, MapHandle::from_map_id(listed.slots)) else {
+    /// Joins a set, which stays as long as this lives.
+    pub(super) fn open(ids: SetIds) -> FoundSet {
+        let found = Program::fd_from_id(ids.program);
+        let (Ok(program), Ok(map)) = (found, MapHandle::from_map_id(ids.slots)) else {
             return FoundSet::Nothing;
         };
         let Ok(Some(slots)) = mapped(&map) else {
@@ -181,7 +181,7 @@ impl HookSet {
                 held.push(program);
                 FoundSet::Ready(Self {
                     slots,
-                    id: listed.slots,
+                    id: ids.slots,
                     maps,
                     own: Vec::new(),
                     held,
@@ -219,7 +219,7 @@ fn missing_program(name: &'static str) -> BpfError {
 /// waited for, but not for ever.
 pub(super) fn older_than(id: u32) -> Option<HookSet> {
     for look in 1..=LOOKS {
-        let mut sets: Vec<_> = listed().filter(|set| set.slots < id).collect();
+        let mut sets: Vec<_> = all_sets().filter(|set| set.slots < id).collect();
         sets.sort_unstable_by_key(|set| set.slots);
         let mut found = sets.into_iter().map(HookSet::open);
         let first = found.find(|one| match one {

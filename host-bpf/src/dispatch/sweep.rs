@@ -9,7 +9,7 @@ use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{ErrorKind, MapCore as _, MapHandle, MapType, libbpf_sys};
 
 use super::names::{BY_SLOT, PROGRAMS};
-use super::set::{FoundSet, HookSet, Ids, listed, map_id};
+use super::set::{FoundSet, HookSet, Ids, all_sets, map_id};
 use crate::error::BpfError;
 use crate::libbpf_log::refused;
 
@@ -20,7 +20,7 @@ const KEPT: usize = 15;
 /// returns what the kernel still frees of it.
 pub(crate) fn sweep() -> Ids {
     let mut none = true;
-    for set in listed() {
+    for set in all_sets() {
         none = false;
         let FoundSet::Ready(hooks) = HookSet::open(set) else {
             continue;

@@ -80,18 +80,20 @@ fn maps_listed() -> usize {
     std::iter::successors(after(0), |id| after(*id)).count()
 }
 
-/// Programs and maps of the host's that are loaded now.
+/// Programs of the host's that are loaded now; maps if there are none, since to look at maps opens
+/// them.
 #[cfg(feature = "bpf")]
 pub fn bpf_objects() -> Vec<String> {
     use libbpf_rs::query::{MapInfoIter, ProgInfoIter};
     let programs = ProgInfoIter::default().filter_map(|program| program.name.into_string().ok());
-    let programs =
-        programs.filter(|name| name.starts_with("vcpufreq") || name.starts_with("dispatch"));
+    let programs: Vec<_> = programs
+        .filter(|name| name.starts_with("vcpufreq") || name.starts_with("dispatch"))
+        .map(|name| format!("BPF program {name}"))
+        .collect();
+    if !programs.is_empty() {
+        return programs;
+    }
     let maps = MapInfoIter::default();
     let maps = maps.filter(|map| map.name == "policies" || map.name == "dispatch_slots");
-    let maps = maps.map(|map| format!("BPF map {}", map.id));
-    programs
-        .map(|name| format!("BPF program {name}"))
-        .chain(maps)
-        .collect()
+    maps.map(|map| format!("BPF map {}", map.id)).collect()
 }

@@ -399,7 +399,7 @@ fn a_vcpu_that_ends_is_served_no_longer() {
     server.hear("has ended vCPU 1: ");
     wait_until("vCPU 0 to be served on", || server.asked() == Some(500_000));
     assert_eq!((vmm.pcpus(), vmm.is_kept()), (1, true));
-    // Without a thread it has the highest OPP, and nobody looks for another.
+    // Without a thread it has the highest OPP, and no look finds another.
     assert_eq!(vmm.ask(&format!("read {CUR_PERF_1}")), "1000000");
     let of_vcpu_1 = &server.stats()["vcpus"][1];
     assert_eq!(of_vcpu_1["counts"]["source_failures"], 0, "{of_vcpu_1}");
