@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a program answers that is asked for its vCPUs as QEMU: in one part or in two, it is learnt
-//! the same, and it is one thread of the VMM's process for each vCPU.
+//! the same, and each vCPU has one thread of the VMM's process, or none.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixListener;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use vcpufreq::serve::Qmp;
-use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_device::{fakes::FakeHost, host::Tid};
 
 const PID: u32 = 7;
 /// Threads of that process.
@@ -52,14 +52,14 @@ pub fn qmp(data: &[u8]) {
     if let Ok(Some(threads)) = whole {
         assert_eq!(threads.len(), vcpus);
         assert!(
-            threads.iter().all(|tid| THREADS.contains(tid)),
+            threads.iter().flatten().all(|tid| THREADS.contains(tid)),
             "{threads:?}"
         );
     }
 }
 
 /// What is learnt after these parts, in any turn.
-fn learnt(vcpus: usize, parts: &[&[u8]]) -> Result<Option<Vec<i32>>, String> {
+fn learnt(vcpus: usize, parts: &[&[u8]]) -> Result<Option<Vec<Option<i32>>>, String> {
     let scene = &*SCENE;
     let _alone = scene.turn.lock().unwrap_or_else(PoisonError::into_inner);
     let mut qmp = Qmp::ask(&scene.path).expect("a listener");
@@ -74,5 +74,6 @@ fn learnt(vcpus: usize, parts: &[&[u8]]) -> Result<Option<Vec<i32>>, String> {
             break;
         }
     }
-    Ok(learnt.map(|threads| threads.into_iter().map(|tid| tid.get()).collect()))
+    let number = |tid: Option<Tid>| tid.map(Tid::get);
+    Ok(learnt.map(|threads| threads.into_iter().map(number).collect()))
 }

@@ -3,14 +3,23 @@
 
 `vcpufreq serve --cur-perf request` waits at a socket, with this guest's CPUs and
 LEVELS. What has to hold: the driver binds, a request reaches the server, and
-the driver reads the server's answer, which is the request.
+the driver reads the server's answer, which is the request. So it is for the
+CPUs that are left when one is unplugged, and for that one once it is back.
 """
 
+import json
+import socket
 import sys
 
-from checks import CPUFREQ, MAX, expect, until
+from checks import CPUFREQ, MAX, expect, expect_calm, until
 from guest import CPUS, X86_64_THREADS, Guest
 from pci_device import LEVELS
+
+
+LAST = CPUS - 1
+LAST_CPU = {"driver": "max-x86_64-cpu", "id": "last",
+            "socket-id": LAST, "core-id": 0, "thread-id": 0}
+FOLDER_OF_LAST = f"/sys/devices/system/cpu/cpu{LAST}"
 
 
 class Device:
@@ -20,8 +29,14 @@ class Device:
         self.socket = socket
 
     def listen(self):
-        return ["-name", "debug-threads=on", "-chardev", f"socket,path={self.socket},id=vcpufreq",
-                "-device", f"ivshmem-doorbell,master=on,chardev=vcpufreq,vectors={CPUS}"]
+        """The last CPU is a device of its own, which can be unplugged. The emulator makes devices in
+        this order, and waits at the socket until the server has found all CPUs. Its TCG takes as
+        many threads as maxcpus in all, and counts one that has ended."""
+        return ["-name", "debug-threads=on", "-smp", f"{LAST},maxcpus={CPUS + 1},sockets={CPUS + 1}",
+                "-device", ",".join(f"{key}={value}" for key, value in LAST_CPU.items()),
+                "-chardev", f"socket,path={self.socket},id=vcpufreq",
+                "-device", f"ivshmem-doorbell,master=on,chardev=vcpufreq,vectors={CPUS}",
+                "-qmp", f"unix:{self.socket}.qmp,server=on,wait=off"]
 
     def serve(self):
         """The server lets the emulator connect."""
@@ -30,12 +45,26 @@ class Device:
         """The device ends with the emulator."""
 
 
+def tell_emulator(path, command, arguments):
+    with socket.socket(socket.AF_UNIX) as qmp:
+        qmp.connect(path)
+        answers = qmp.makefile()
+        answers.readline()
+        for command in [{"execute": "qmp_capabilities"},
+                        {"execute": command, "arguments": arguments}]:
+            qmp.sendall(json.dumps(command).encode())
+            while "return" not in (answer := json.loads(answers.readline())):
+                if "error" in answer:
+                    raise AssertionError(f"{command}: {answer}")
+
+
 def answer(guest, cpu):
     return guest.run(f"busybox cat {CPUFREQ}/policy{cpu}/host_cur_freq")
 
 
 def requests_are_answered(args):
-    """The guest stays until the end of the input, so that the server can be looked at."""
+    """The guest waits for a line of the input before it loses a CPU and before it gets it back, and
+    for the end of the input then, so that the server can be looked at."""
     with Guest(args.kernel, args.modules, args.folder, "", [Device(args.socket)],
                X86_64_THREADS) as guest:
         guest.run("busybox insmod /vcpufreq_guest.ko")
@@ -48,4 +77,20 @@ def requests_are_answered(args):
             until(f"{level} kHz", lambda level=level: answer(guest, 1) == str(level))
         expect("other answers", [answer(guest, cpu) for cpu in (0, 2)], [str(MAX)] * 2)
         print("@answered", flush=True)
+        sys.stdin.readline()
+        tell_emulator(f"{args.socket}.qmp", "device_del", {"id": "last"})
+        until("the unplug", lambda: guest.fails(f"test -e {FOLDER_OF_LAST}"))
+        expect_calm(guest)
+        for cpu, level in enumerate(LEVELS[:LAST]):
+            guest.run(f"echo {level} > {CPUFREQ}/policy{cpu}/scaling_max_freq")
+            until(f"{level} kHz", lambda cpu=cpu, level=level: answer(guest, cpu) == str(level))
+        print("@unplugged", flush=True)
+        sys.stdin.readline()
+        tell_emulator(f"{args.socket}.qmp", "device_add", LAST_CPU)
+        until("the new CPU", lambda: not guest.fails(f"test -e {FOLDER_OF_LAST}"))
+        guest.run(f"echo 1 > {FOLDER_OF_LAST}/online")
+        guest.run(f"echo {LEVELS[1]} > {CPUFREQ}/policy{LAST}/scaling_max_freq")
+        until("an answer to it", lambda: answer(guest, LAST) == str(LEVELS[1]))
+        expect_calm(guest)
+        print("@plugged", flush=True)
         sys.stdin.read()

@@ -138,8 +138,8 @@ impl Supervisor<'_> {
         self.machine = started.map_err(not_served).ok();
     }
 
-    /// Serves the vCPUs that are left, if one has ended. Else QEMU goes on alone: this program waits
-    /// for it, and no other server takes it over.
+    /// Serves the vCPUs that QEMU has now, if they are others. Else QEMU goes on alone: this program
+    /// waits for it, and no other server takes it over.
     fn go_on(&mut self) -> anyhow::Result<()> {
         if let Some(machine) = self.machine.take() {
             let left = machine.end()?;
@@ -151,7 +151,7 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    /// Waits for something to do; whether the machine has ended.
+    /// Waits for something to do; whether the machine has ended, or has other vCPUs.
     fn machine_ends(&mut self, qemu: &Child) -> anyhow::Result<bool> {
         let machine = self.machine.as_ref();
         let lost = machine.map(ServedVm::lost);
@@ -169,7 +169,7 @@ impl Supervisor<'_> {
             Ready::File(_) => return Ok(true),
             Ready::Nothing => {
                 let seen = machine.map(|machine| machine.look(self.served));
-                return Ok(seen == Some(Fate::Ended));
+                return Ok(seen == Some(Fate::OtherVcpus));
             }
         }
         Ok(false)

@@ -10,7 +10,9 @@ use std::{
 use anyhow::{Context, bail};
 use vcpufreq_device::{
     Headroom, VcpuId,
-    host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, Tid},
+    host::{
+        ActuatorChoice, ActuatorKind, Chosen, CpuList, HostActuator, HostRoot, KernelTree, Tid,
+    },
 };
 
 use super::{
@@ -57,8 +59,8 @@ pub enum Fate {
     Same,
     /// Its manager has moved its vCPUs: other cgroups are to be clamped.
     Moved,
-    /// A vCPU has ended, or all of it.
-    Ended,
+    /// A vCPU has ended or was plugged in again, or all of it has ended.
+    OtherVcpus,
 }
 
 /// A VMM whose bridge has ended.
@@ -67,7 +69,7 @@ pub struct LeftVmm {
     pub vmm: ServedVmm,
     /// The threads of its vCPUs, as far as they live.
     pub threads: Vec<Option<Tid>>,
-    /// Some of its vCPUs have ended, and it goes on with the others.
+    /// It goes on with other vCPUs than before.
     pub goes_on: bool,
 }
 
@@ -186,8 +188,8 @@ impl ServedVm {
     /// Looks for what no file tells.
     pub fn look(&self, served: &Served) -> Fate {
         let groups = self.groups.as_ref();
-        if self.threads.have_ended() {
-            Fate::Ended
+        if self.threads.have_ended() || self.threads.have_come() {
+            Fate::OtherVcpus
         } else if groups.is_some_and(|groups| groups.have_changed(&served.host)) {
             Fate::Moved
         } else {
@@ -219,15 +221,17 @@ impl ServedVm {
         let undone = self.changes.undo();
         let some_ended = self.threads.have_ended();
         let gone = self.vmm.gone_within(if some_ended { ENDING } else { 0 });
-        let (threads, ended) = self.threads.left();
-        let all_ended = threads.iter().all(Option::is_none);
+        let vcpus = self.threads.now();
+        let all_ended = vcpus.threads.iter().all(Option::is_none);
         if gone || all_ended {
             takeover::forget(&self.vmm);
         }
-        let what = match (gone, ended.as_slice()) {
-            (true, _) => "has ended".to_owned(),
-            (_, []) => "goes on".to_owned(),
-            (_, _) => format!("has ended vCPU {ended}"),
+        let list = |vcpus: &[u32]| vcpus.iter().copied().collect::<CpuList>();
+        let what = match (&*vcpus.ended, &*vcpus.come) {
+            _ if gone => "has ended".to_owned(),
+            ([], []) => "goes on".to_owned(),
+            ([], come) => format!("has vCPU {} again", list(come)),
+            (ended, _) => format!("has ended vCPU {}", list(ended)),
         };
         undone?;
         let pid = self.vmm.pid();
@@ -237,8 +241,8 @@ impl ServedVm {
         }
         Ok(LeftVmm {
             vmm: self.vmm.inheriting(self.shared),
-            goes_on: some_ended && !gone && !all_ended,
-            threads,
+            goes_on: !gone && !all_ended && (some_ended || !vcpus.come.is_empty()),
+            threads: vcpus.threads,
         })
     }
 }
@@ -269,6 +273,28 @@ impl Starting<'_> {
             takeover::keep(self.vmm, self.shared)?;
         }
         self.describe()?;
+        let mut threads = threads.to_vec();
+        loop {
+            let made = self.with(&threads, taken_over);
+            let left = self.that_live(&threads);
+            // A vCPU that ends meanwhile is one that is unplugged.
+            if made.is_ok() || left == threads || left.iter().all(Option::is_none) {
+                return made;
+            }
+            threads = left;
+        }
+    }
+
+    /// Those of these threads that have not ended.
+    fn that_live(&self, threads: &[Option<Tid>]) -> Vec<Option<Tid>> {
+        let lives = |tid: &Tid| {
+            let task = format!("proc/{}/task/{tid}", self.vmm.pid());
+            self.served.host.path(task).exists()
+        };
+        threads.iter().map(|tid| tid.filter(lives)).collect()
+    }
+
+    fn with(&self, threads: &[Option<Tid>], taken_over: bool) -> anyhow::Result<ServedParts> {
         let (served, pid) = (self.served, self.vmm.pid());
         let borrowed = FoundThreads::look(served, pid, threads)?;
         // Else the number may be another process's, and so the threads.

@@ -13,7 +13,11 @@ use vcpufreq_device::{
     kvm::shm::vcpu_threads,
 };
 
-use super::{Refusals, Served, ServedVmm, give_memory, qmp::Qmp, takeover};
+use super::{
+    Refusals, Served, ServedVmm, give_memory,
+    qmp::{Qmp, other_count},
+    takeover,
+};
 use crate::message::chain;
 
 /// How long a VMM may do nothing before it has its vCPUs' threads. One that allocates memory for
@@ -90,15 +94,23 @@ impl Candidate {
         is_idle
     }
 
-    /// The threads of its vCPUs, once they are known.
-    fn threads(&mut self, served: &Served) -> anyhow::Result<Option<Vec<Tid>>> {
+    /// The threads of its vCPUs, once they are known. One that was served before may have unplugged
+    /// some of them.
+    fn threads(&mut self, served: &Served) -> anyhow::Result<Option<Vec<Option<Tid>>>> {
         let (pid, vcpus) = (self.vmm.pid(), served.count()?);
-        match &mut self.qmp {
-            Some(asked) => match asked.question() {
-                Some(qmp) => qmp.vcpu_threads(&served.host, pid, vcpus.into()),
-                None => Ok(None),
-            },
-            None => Ok(vcpu_threads(&served.host, pid, vcpus)),
+        let enough = |found: usize| found == usize::from(vcpus) || self.is_kept && found > 0;
+        let count = |threads: &Vec<Option<Tid>>| threads.iter().flatten().count();
+        let Some(asked) = &mut self.qmp else {
+            let threads = vcpu_threads(&served.host, pid, vcpus);
+            return Ok(Some(threads).filter(|threads| enough(count(threads))));
+        };
+        let Some(qmp) = asked.question() else {
+            return Ok(None);
+        };
+        let threads = qmp.vcpu_threads(&served.host, pid, vcpus.into())?;
+        match threads.as_ref().map(count) {
+            Some(found) if !enough(found) => Err(other_count(found)),
+            _ => Ok(threads),
         }
     }
 
@@ -153,8 +165,8 @@ impl PendingVmms {
         (!self.all.is_empty()).then_some(LOOK_EVERY)
     }
 
-    /// The first VMM that has the threads of all vCPUs. One that has ended, or has had its time,
-    /// waits no longer, and is one of `refusals`.
+    /// The first VMM that has its vCPUs' threads. One that has ended, or has had its time, waits no
+    /// longer, and is one of `refusals`.
     pub fn ready(
         &mut self,
         served: &Served,
@@ -176,7 +188,7 @@ impl PendingVmms {
                     Ok(Some(threads)) => {
                         let mut found = self.all.remove(index);
                         found.vmm.control = found.qmp.and_then(|asked| asked.qmp.ok());
-                        return Some((found.vmm, threads.into_iter().map(Some).collect()));
+                        return Some((found.vmm, threads));
                     }
                     Err(error) => chain(&error),
                     Ok(None) if candidate.is_idle(&served.host) => {

@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use serde::Deserialize;
 use vcpufreq_device::host::{HostRoot, Tid};
@@ -114,8 +114,8 @@ impl Qmp {
         })
     }
 
-    /// The threads of process `pid` that run vCPUs 0 to `vcpus` - 1, in this order; `None` while
-    /// QEMU hasn't answered.
+    /// The threads of process `pid` that run vCPUs 0 to `vcpus` - 1, in this order; none for one that
+    /// isn't plugged in. `None` while QEMU hasn't answered.
     ///
     /// # Errors
     /// When its answer is an error, or of another VM.
@@ -124,23 +124,23 @@ impl Qmp {
         host: &HostRoot,
         pid: u32,
         vcpus: usize,
-    ) -> anyhow::Result<Option<Vec<Tid>>> {
+    ) -> anyhow::Result<Option<Vec<Option<Tid>>>> {
         let path = self.path.display().to_string();
-        let Some(mut cpus) = self.answer().with_context(|| path.clone())? else {
+        let Some(cpus) = self.answer().with_context(|| path.clone())? else {
             return Ok(None);
         };
-        cpus.sort_by_key(|cpu| cpu.cpu_index);
-        if !cpus.iter().map(|cpu| cpu.cpu_index).eq(0..vcpus) {
-            let count = cpus.len();
-            bail!("it has {count} vCPUs; start the server with --cpus {count}");
-        }
-        let threads = cpus.iter().map(|cpu| {
+        let mut threads = vec![None; vcpus];
+        for cpu in &cpus {
             let of_pid = host.path(format!("proc/{pid}/task/{}", cpu.thread_id));
-            Tid::new(cpu.thread_id).filter(|_| of_pid.exists())
-        });
-        let threads: Option<_> = threads.collect();
-        let threads = threads.with_context(|| format!("{path} is another VM's; correct --qmp"));
-        threads.map(Some)
+            let thread = Tid::new(cpu.thread_id).filter(|_| of_pid.exists());
+            let thread =
+                thread.with_context(|| format!("{path} is another VM's; correct --qmp"))?;
+            match threads.get_mut(cpu.cpu_index) {
+                Some(free @ None) => *free = Some(thread),
+                _ => return Err(other_count(cpus.len())),
+            }
+        }
+        Ok(Some(threads))
     }
 
     /// What to do about no answer.
@@ -225,6 +225,11 @@ impl Qmp {
     }
 }
 
+/// What to do about a VM with so many vCPUs.
+pub fn other_count(vcpus: usize) -> anyhow::Error {
+    anyhow!("it has {vcpus} vCPUs; start the server with --cpus {vcpus}")
+}
+
 impl AsFd for Qmp {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
@@ -247,7 +252,7 @@ mod tests {
                         {\"thread-id\": 8, \"cpu-index\": 0}]}\n";
 
     /// What is learnt of a VM of threads 8 and 9 after each of these parts.
-    fn learnt(vcpus: usize, parts: &[&str]) -> Vec<Result<Option<Vec<i32>>, String>> {
+    fn learnt(vcpus: usize, parts: &[&str]) -> Vec<Result<Option<Vec<Option<i32>>>, String>> {
         let host = FakeHost::empty();
         for tid in [8, 9] {
             host.write(&format!("proc/7/task/{tid}/comm"), "qemu-system-aar\n");
@@ -260,7 +265,8 @@ mod tests {
         let learnt = parts.iter().map(|part| {
             qemu.write_all(part.as_bytes()).unwrap();
             let threads = qmp.vcpu_threads(&host.root(), 7, vcpus);
-            let numbers = |tids: Vec<Tid>| tids.into_iter().map(Tid::get).collect();
+            let number = |tid: Option<Tid>| tid.map(Tid::get);
+            let numbers = |tids: Vec<_>| tids.into_iter().map(number).collect();
             let threads = threads.map(|threads| threads.map(numbers));
             threads.map_err(|error| format!("{error:#}"))
         });
@@ -272,8 +278,10 @@ mod tests {
         let (half, rest) = CPUS.split_at(30);
         let found = learnt(2, &["", GREETING, EVENT, half, rest]);
         let none = Ok(None);
-        let all = Ok(Some(vec![8, 9]));
+        let all = Ok(Some(vec![Some(8), Some(9)]));
         assert_eq!(found, [none.clone(), none.clone(), none.clone(), none, all]);
+        let with_unplugged = Ok(Some(vec![Some(8), Some(9), None]));
+        assert_eq!(learnt(3, &[CPUS]), [with_unplugged]);
     }
 
     /// Connected, and QEMU's end.
@@ -344,7 +352,8 @@ mod tests {
     #[test]
     fn what_is_not_this_vms_is_refused() {
         for (vcpus, said, line) in [
-            (3, CPUS, "--cpus 2"),
+            (1, CPUS, "--cpus 2"),
+            (2, &CPUS.replace(": 0", ": 1"), "--cpus 2"),
             (2, &CPUS.replace("9,", "10,"), "another VM's"),
             (
                 2,

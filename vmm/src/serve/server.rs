@@ -31,7 +31,7 @@ pub struct Server {
 
 /// Why a VM isn't served any longer.
 enum End {
-    /// It has ended, or a vCPU of it.
+    /// It has ended, or has other vCPUs.
     Vm,
     /// It is to be served in other cgroups.
     Moved,
@@ -110,7 +110,7 @@ impl Server {
             };
             (vmm, threads) = (left.vmm, left.threads);
             match why {
-                // Without the vCPU that has ended.
+                // With the vCPUs that it has now.
                 Ok(End::Vm) if left.goes_on => {}
                 Ok(End::Vm) => return None,
                 Ok(End::Server(code)) => return Some(code),
@@ -132,7 +132,7 @@ impl Server {
                 match machine.look(&self.served) {
                     Fate::Same => next_look = now + LOOK_EVERY,
                     Fate::Moved => return Ok(End::Moved),
-                    Fate::Ended => return Ok(End::Vm),
+                    Fate::OtherVcpus => return Ok(End::Vm),
                 }
             }
             let until = match next_hearing > now {

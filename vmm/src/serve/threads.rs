@@ -7,7 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use vcpufreq_device::host::{self, BorrowedThread, CpuList, HostRoot, Tid};
+use vcpufreq_device::{
+    host::{self, BorrowedThread, HostRoot, Tid},
+    kvm::shm::vcpu_threads,
+};
 
 use super::Served;
 use crate::sys;
@@ -15,6 +18,7 @@ use crate::sys;
 /// These threads as they were.
 pub struct FoundThreads {
     host: HostRoot,
+    pid: u32,
     borrowed: Vec<BorrowedThread>,
     /// The pCPUs that each is pinned to; empty: any.
     pins: Vec<(Tid, Vec<u32>)>,
@@ -22,6 +26,17 @@ pub struct FoundThreads {
     of_vcpus: Vec<Option<Tid>>,
     /// Of each thread one that is readable when it has ended; none before Linux 6.9.
     ends: Vec<OwnedFd>,
+}
+
+/// What has become of a VM's vCPUs.
+#[derive(Default)]
+pub struct VcpusNow {
+    /// The threads of all of them, but none of those that have ended.
+    pub threads: Vec<Option<Tid>>,
+    /// Those whose threads have ended.
+    pub ended: Vec<u32>,
+    /// Those that were unplugged and have a thread again.
+    pub come: Vec<u32>,
 }
 
 impl FoundThreads {
@@ -41,6 +56,7 @@ impl FoundThreads {
         let ends = pins.iter().map(|(tid, _)| sys::pidfd_of_thread(*tid));
         let threads = Self {
             host: served.host.clone(),
+            pid,
             borrowed,
             ends: ends.collect::<Result<_, _>>().unwrap_or_default(),
             pins,
@@ -78,15 +94,35 @@ impl FoundThreads {
         self.ended().next().is_some()
     }
 
-    /// The threads of all vCPUs, but none of those that have ended; and the numbers of these vCPUs.
-    pub fn left(&self) -> (Vec<Option<Tid>>, CpuList) {
+    /// Whether a vCPU that was unplugged has a thread again, by its name.
+    pub fn have_come(&self) -> bool {
+        self.of_vcpus.contains(&None)
+            && self
+                .found()
+                .any(|(tid, found)| tid.is_none() && found.is_some())
+    }
+
+    /// What has become of the vCPUs.
+    pub fn now(&self) -> VcpusNow {
         let ended: Vec<_> = self.ended().collect();
-        let has_ended = |tid: &Tid| ended.contains(tid);
-        let left = self.of_vcpus.iter();
-        let left = left.map(|tid| tid.filter(|tid| !has_ended(tid)));
-        let vcpus = (0..).zip(&self.of_vcpus);
-        let vcpus = vcpus.filter(|(_, tid)| tid.as_ref().is_some_and(has_ended));
-        (left.collect(), vcpus.map(|(vcpu, _)| vcpu).collect())
+        let mut now = VcpusNow::default();
+        for (vcpu, (tid, found)) in (0..).zip(self.found()) {
+            let left = tid.filter(|tid| !ended.contains(tid));
+            match tid {
+                Some(_) if left.is_none() => now.ended.push(vcpu),
+                None if found.is_some() => now.come.push(vcpu),
+                _ => {}
+            }
+            now.threads.push(tid.map_or(found, |_| left));
+        }
+        now
+    }
+
+    /// Of each vCPU the thread that it had, and the one that has its name now.
+    fn found(&self) -> impl Iterator<Item = (Option<Tid>, Option<Tid>)> {
+        let count = self.of_vcpus.len().try_into().unwrap_or(u16::MAX);
+        let found = vcpu_threads(&self.host, self.pid, count);
+        self.of_vcpus.iter().copied().zip(found)
     }
 
     fn ended(&self) -> impl Iterator<Item = Tid> {

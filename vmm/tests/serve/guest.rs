@@ -4,9 +4,9 @@
 
 use std::{
     env, fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Lines, Write},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
 use nix::sys::signal::Signal;
@@ -59,7 +59,7 @@ fn root() -> Result<(PathBuf, String), &'static str> {
 }
 
 #[test]
-fn a_guest_of_qemu_requests_and_reads_the_answer() {
+fn a_guest_of_qemu_reads_answers_to_its_requests_also_with_other_vcpus() {
     if skipped() {
         return;
     }
@@ -70,41 +70,85 @@ fn a_guest_of_qemu_requests_and_reads_the_answer() {
     let (dir, socket) = socket();
     let server = Server::start_for(&socket, &VM);
     server.hear("waits at");
-    let mut guest = Command::new("unshare")
-        .args(["--mount", "sh", "-c", BOOT, "sh"])
-        .arg(root)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
-        .args([dir.path().as_os_str(), release.as_ref()])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let stdout = BufReader::new(guest.stdout.take().unwrap());
-    let mut said = stdout.lines().map_while(Result::ok);
-    let mut lines = Vec::new();
-    while lines.last().is_none_or(|line| line != "@answered") {
-        let line = said.next().unwrap_or_else(|| panic!("{lines:#?}"));
-        lines.push(line);
-    }
+    let mut guest = Guest::boot(&root, dir.path(), &release);
+    guest.expect("@answered");
     let stats = server.stats();
-    // The end of its input.
-    drop(guest.stdin.take());
-    lines.extend(said);
-    assert!(guest.wait().unwrap().success(), "{lines:#?}");
+    // KiloHertz, and the requests that the server has carried out at least.
     for (vcpu, khz, requests) in [(0, 2_000_000, 1), (1, 1_000_000, 3), (2, 2_000_000, 1)] {
         let vcpu = &stats["vcpus"][vcpu];
-        assert_eq!(
-            (&vcpu["asks_khz"], &vcpu["gets_khz"]),
-            (&khz.into(), &khz.into()),
-            "{vcpu}"
-        );
+        assert_answered(vcpu, khz);
         // A doorbell that comes late announces a request that the server has found.
         assert!(
             vcpu["counts"]["requests"].as_u64() >= Some(requests),
             "{vcpu}"
         );
-        assert_eq!(vcpu["path"], "shm", "{vcpu}");
     }
+    guest.tell("unplug");
+    server.hear("has ended vCPU 2");
+    guest.expect("@unplugged");
+    let stats = server.stats();
+    for (vcpu, khz) in [(0, 600_000), (1, 1_000_000)] {
+        assert_answered(&stats["vcpus"][vcpu], khz);
+    }
+    assert!(stats["vcpus"][2]["asks_khz"].is_null(), "{stats}");
+    guest.tell("plug");
+    server.hear("has vCPU 2 again");
+    guest.expect("@plugged");
+    assert_answered(&server.stats()["vcpus"][2], 1_000_000);
+    guest.end();
     server.hear("has ended");
     server.end(Signal::SIGTERM);
+}
+
+fn assert_answered(vcpu: &serde_json::Value, khz: u64) {
+    assert_eq!(
+        (&vcpu["asks_khz"], &vcpu["gets_khz"], &vcpu["path"]),
+        (&khz.into(), &khz.into(), &"shm".into()),
+        "{vcpu}"
+    );
+}
+
+/// The test of the guest driver that boots the guest.
+struct Guest {
+    test: Child,
+    stdin: ChildStdin,
+    said: Lines<BufReader<ChildStdout>>,
+}
+
+impl Guest {
+    fn boot(root: &Path, folder: &Path, release: &str) -> Self {
+        let mut test = Command::new("unshare")
+            .args(["--mount", "sh", "-c", BOOT, "sh"])
+            .arg(root)
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+            .args([folder.as_os_str(), release.as_ref()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            stdin: test.stdin.take().unwrap(),
+            said: BufReader::new(test.stdout.take().unwrap()).lines(),
+            test,
+        }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    /// Reads up to this line.
+    fn expect(&mut self, line: &str) {
+        let mut lines = Vec::new();
+        while lines.last().is_none_or(|last| last != line) {
+            let next = self.said.next().unwrap_or_else(|| panic!("{lines:#?}"));
+            lines.push(next.unwrap());
+        }
+    }
+
+    fn end(mut self) {
+        drop(self.stdin);
+        let lines: Vec<_> = self.said.map_while(Result::ok).collect();
+        assert!(self.test.wait().unwrap().success(), "{lines:#?}");
+    }
 }

@@ -16,7 +16,7 @@
 //! - A second VMM at the same socket is refused, with one line, while the first is served. One
 //!   without vCPUs delays none.
 //! - A vCPU that ends is served no longer: its thread's number may become another's. The VM is served
-//!   on until its last vCPU ends.
+//!   on until its last vCPU ends, by a later server too. A vCPU that is there again is served.
 //! - A server that can't serve any longer ends, with an exit code that tells.
 //! - A VM's process has no rights of the server, none of its files but those of the VM, and leaves
 //!   nothing when it is killed.
@@ -382,12 +382,13 @@ fn a_vmm_without_vcpus_is_not_waited_for() {
 }
 
 #[test]
-fn a_vcpu_that_ends_is_served_no_longer() {
+fn a_vcpu_is_served_until_it_ends_and_when_it_is_there_again() {
     if skipped() {
         return;
     }
     let (_dir, socket) = socket();
-    let server = Server::start_for(&socket, &[&TWO_VCPUS[..], &["--domain=0-1=0"]].concat());
+    let vm = [&TWO_VCPUS[..], &["--domain=0-1=0"]].concat();
+    let server = Server::start_for(&socket, &vm);
     server.hear("waits at");
     let mut vmm = Vmm::with_vcpus(&socket, 2);
     vmm.ask("request 500000");
@@ -403,11 +404,52 @@ fn a_vcpu_that_ends_is_served_no_longer() {
     assert_eq!(vmm.ask(&format!("read {CUR_PERF_1}")), "1000000");
     let of_vcpu_1 = &server.stats()["vcpus"][1];
     assert_eq!(of_vcpu_1["counts"]["source_failures"], 0, "{of_vcpu_1}");
+    server.end(Signal::SIGTERM);
+    let server = Server::start_for(&socket, &vm);
+    server.hear("takes process");
+    wait_until("the next server", || server.asked() == Some(500_000));
+    vmm.ask("begin 1");
+    server.hear("has vCPU 1 again: ");
+    vmm.ask(&format!("store {SET_PERF_1} 1000000"));
+    wait_until("vCPU 1", || server.asked() == Some(1_000_000));
+    vmm.ask("end 1");
+    server.hear("has ended vCPU 1: ");
+    wait_until("the last but one", || server.asked() == Some(500_000));
     vmm.ask("end 0");
     server.hear("has ended vCPU 0: ");
     assert!(!vmm.is_kept());
     assert_eq!(vmm.cur_perf(), GONE);
     Vmm::with_vcpus(&socket, 2).end();
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn vcpus_may_end_while_others_have_ended() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let server = Server::start_for(
+        &socket,
+        &[
+            "--cpus=4",
+            "--table=0-3=500000,1000000",
+            "--capacity=0-3=1024",
+        ],
+    );
+    server.hear("waits at");
+    let mut vmm = Vmm::with_vcpus(&socket, 4);
+    vmm.ask("end 3");
+    server.hear("has ended vCPU 3: ");
+    // While the others' bridge begins.
+    vmm.ask("end 2");
+    vmm.ask("end 1");
+    vmm.ask("request 500000");
+    wait_until("vCPU 0 to be served on", || {
+        let vcpus = &server.stats()["vcpus"];
+        vcpus[0]["asks_khz"] == 500_000 && vcpus[1]["asks_khz"].is_null()
+    });
+    vmm.end();
     server.end(Signal::SIGTERM);
 }
 
@@ -423,6 +465,16 @@ fn a_prefix_serves_the_vcpus_that_are_left() {
     vmm.ask("request 500000");
     wait_until("vCPU 0 to be served on", || prefix.asked() == Some(500_000));
     assert_eq!((vmm.pcpus(), vmm.is_kept()), (1, true));
+    vmm.ask("begin 1");
+    prefix.hear("has vCPU 1 again: ");
+    vmm.ask(&format!("store {SET_PERF_1} 1000000"));
+    wait_until("vCPU 1 to be served", || {
+        let of_vcpu_1 = &prefix.stats()["vcpus"][1];
+        of_vcpu_1["asks_khz"] == 1_000_000
+    });
+    vmm.ask("end 1");
+    prefix.hear("has ended vCPU 1: ");
+    wait_until("the last but one", || prefix.asked() == Some(500_000));
     vmm.ask("end 0");
     prefix.hear("has ended vCPU 0: ");
     assert_eq!((vmm.cur_perf(), vmm.is_kept()), (GONE, false));

@@ -45,7 +45,7 @@ pub fn stand_for_one() {
         return;
     };
     let count = env::var(VCPUS).map_or(1, |count| count.parse().unwrap());
-    let vcpus: Vec<_> = (0..count).map(start_vcpu).collect();
+    let mut vcpus: Vec<_> = (0..count).map(start_vcpu).collect();
     let mut files = Vec::new();
     // Version, number, memory; for each vCPU the server's doorbell and the guest's interrupt.
     for _ in 0..3 + 2 * count {
@@ -82,6 +82,11 @@ pub fn stand_for_one() {
                 let vcpu: usize = vcpu.parse().unwrap();
                 vcpus[vcpu].send(()).unwrap();
                 println!("@ending");
+            }
+            ("begin", vcpu) => {
+                let vcpu: usize = vcpu.parse().unwrap();
+                vcpus[vcpu] = start_vcpu(vcpu);
+                println!("@begun");
             }
             ("tell", "pid") => println!("@{}", std::process::id()),
             ("read", at) => println!("@{}", word(at.parse().unwrap())),

@@ -8,13 +8,13 @@ use std::fs;
 
 use crate::host::{HostRoot, Tid};
 
-/// The threads of process `pid` that run vCPUs 0 to `vcpus` - 1, in this order; `None` while one of
-/// them isn't there.
+/// The threads of process `pid` that run vCPUs 0 to `vcpus` - 1, in this order; `None` for one that
+/// isn't there, as before the VMM has started it, or while the vCPU is unplugged.
 #[must_use]
-pub fn vcpu_threads(root: &HostRoot, pid: u32, vcpus: u16) -> Option<Vec<Tid>> {
-    let tasks = fs::read_dir(root.path(format!("proc/{pid}/task"))).ok()?;
+pub fn vcpu_threads(root: &HostRoot, pid: u32, vcpus: u16) -> Vec<Option<Tid>> {
+    let tasks = fs::read_dir(root.path(format!("proc/{pid}/task")));
     let mut found = vec![None; usize::from(vcpus)];
-    for task in tasks.flatten() {
+    for task in tasks.into_iter().flatten().flatten() {
         let Some(tid) = task.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
@@ -25,7 +25,7 @@ pub fn vcpu_threads(root: &HostRoot, pid: u32, vcpus: u16) -> Option<Vec<Tid>> {
             *slot = Tid::new(tid);
         }
     }
-    found.into_iter().collect()
+    found
 }
 
 /// The vCPU that a thread of this name runs.
@@ -39,7 +39,7 @@ fn number(name: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    //! A VMM's vCPU threads are found by name, all of them or none.
+    //! A VMM's vCPU threads are found by name.
     use super::*;
     use crate::fakes::FakeHost;
 
@@ -64,15 +64,15 @@ mod tests {
                 (8, names[0]),
                 (10, "worker"),
             ]);
-            let found = vcpu_threads(&host.root(), 7, 2).unwrap();
-            assert_eq!(found, [8, 9].map(|tid| Tid::new(tid).unwrap()));
+            let found = vcpu_threads(&host.root(), 7, 2);
+            assert_eq!(found, [8, 9].map(Tid::new));
         }
     }
 
     #[test]
-    fn some_of_the_threads_are_none() {
+    fn other_names_are_of_no_vcpu() {
         let host = host(&[(8, "CPU 0/KVM"), (9, "CPU x/KVM"), (10, "CPU 1/XEN")]);
-        assert_eq!(vcpu_threads(&host.root(), 7, 2), None);
-        assert_eq!(vcpu_threads(&host.root(), 99, 1), None, "no such process");
+        assert_eq!(vcpu_threads(&host.root(), 7, 2), [Tid::new(8), None]);
+        assert_eq!(vcpu_threads(&host.root(), 99, 1), [None], "no such process");
     }
 }
