@@ -32,7 +32,7 @@ exec \"$@\"";
 /// The output of QEMU when it ends then.
 const REFUSED: &str = "server sent version -1";
 /// The clamp of a vCPU without a server.
-const FREE: (u32, u32) = (0, 1024);
+pub const FREE: (u32, u32) = (0, 1024);
 
 pub fn run() -> Result<Value> {
     let policies = Policy::all()?;

@@ -1,24 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest that is loaded from a snapshot, and one that is migrated to another QEMU. Its last
 //! request is in force within 1 s, though no doorbell rings. The last requests of the QEMU that it
-//! has left hold up no frequency while that is paused, and end with it.
+//! has left hold up no frequency while that is paused, and end with it. A server that hears that QEMU
+//! at its control socket withdraws them.
 
 use std::thread::sleep;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
+use super::control::FREE;
 use crate::harness::leftovers::{left_soon, leftovers};
-use crate::harness::plan::{Plan, ask_for, set_governor};
+use crate::harness::plan::{GuestDevice, Plan, ask_for, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::qmp::{self, QmpClient};
-use crate::harness::vm::{Setup, Vm};
-use crate::harness::vmm::Vmm;
+use crate::harness::server::ServeProcess;
+use crate::harness::vm::{BOOT, Setup, Vm};
+use crate::harness::vmm::{SOCKET, Vmm, qemu_at};
 use crate::harness::wait::SOON;
 use crate::scenarios::device::driver::follows;
 
 const QMP: [&str; 2] = ["/run/source.qmp", "/run/target.qmp"];
 const DISK: &str = "/run/snapshots.qcow2";
+/// The server's own.
+const SERVERS_QMP: &str = "/run/server.qmp";
 const MOVES_BY: &str = "unix:/run/moves";
 
 pub fn run(plan: &Plan) -> Result<Value> {
@@ -35,12 +40,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     follows(&mut vm, &policies)?;
     let mut qmp = QmpClient::connect(QMP[0])?;
     let loaded = snapshot(&mut vm, &mut qmp, &policies).context("the snapshot")?;
-    let mut next = Vm::start_prepared(&target, |command| {
-        qmp::listen(command, QMP[1]);
-        command.args(["-incoming", MOVES_BY]);
-    })?;
-    // It listens then.
-    drop(QmpClient::connect(QMP[1]).context("the target")?);
+    let mut next = incoming(&target)?;
     request(&mut vm, &policies, Policy::max)?;
     qmp.migrate(MOVES_BY).context("the source")?;
     sleep(SOON);
@@ -55,13 +55,58 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let mut source_left = leftovers()?;
     source_left.retain(|what| what.contains(&server));
     let target_said = next.quit()?;
+    let heard = heard(&source, &target, &policies).context("with a control socket")?;
     let left = left_soon()?;
     Ok(json!({
         "held": loaded["held"] == true && migrated["held"] == true && follows.is_ok()
-            && paused["held"] == true && source_left.is_empty() && left.is_empty(),
+            && paused["held"] == true && heard["held"] == true && source_left.is_empty() && left.is_empty(),
         "loaded": loaded, "migrated": migrated, "follows": follows.err(),
-        "source_while_paused": paused, "source_left": source_left, "left": left,
+        "source_while_paused": paused, "with_control_socket": heard, "source_left": source_left, "left": left,
         "source_said": source_said, "target_said": target_said,
+    }))
+}
+
+/// A QEMU to which a guest can be migrated.
+fn incoming(target: &Setup) -> Result<Vm> {
+    let vm = Vm::start_prepared(target, |command| {
+        qmp::listen(command, QMP[1]);
+        command.args(["-incoming", MOVES_BY]);
+    })?;
+    // It listens then.
+    drop(QmpClient::connect(QMP[1]).context("the target")?);
+    Ok(vm)
+}
+
+/// Migrates a guest whose server hears QEMU at its control socket: nothing is clamped any more where it
+/// was.
+fn heard(source: &Setup, target: &Setup, policies: &[Policy]) -> Result<Value> {
+    let server = ServeProcess::start(&source.clone().with(&["--qmp", SERVERS_QMP]))?;
+    let mut qemu = qemu_at(SOCKET, source);
+    qmp::listen(&mut qemu, SERVERS_QMP);
+    qmp::listen(&mut qemu, QMP[0]);
+    let mut vm = Vm::spawn(&mut qemu)?;
+    vm.expect("@ready", BOOT)?;
+    vm.settle(policies.len())?;
+    let device = GuestDevice::of(&mut vm)?;
+    for (vcpu, policy) in policies.iter().enumerate() {
+        let register = device.set_perf(vcpu);
+        vm.ask(format!("poke {vcpu} {register} {}", policy.max()))?;
+    }
+    sleep(SOON);
+    let before = in_force(&vm, policies, Policy::max)?;
+    let mut qmp = QmpClient::connect(QMP[0])?;
+    let next = incoming(target)?;
+    qmp.migrate(MOVES_BY)?;
+    sleep(SOON);
+    let clamps = (0..policies.len()).map(|vcpu| vm.clamp(vcpu));
+    let clamps: Vec<(u32, u32)> = clamps.collect::<Result<_>>()?;
+    let migrated = in_force(&next, policies, Policy::max)?;
+    qmp.ask("quit", json!({}))?;
+    let said = [vm.finish(0)?, server.stop()?, next.quit()?];
+    Ok(json!({
+        "held": before["held"] == true && migrated["held"] == true
+            && clamps.iter().all(|clamp| *clamp == FREE),
+        "before": before, "migrated": migrated, "source_clamps": clamps, "said": said,
     }))
 }
 
