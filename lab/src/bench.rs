@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::artifacts::Artifacts;
 use crate::out;
-use crate::run::{DEFAULT_CPU, Options};
+use crate::run::{DEFAULT_CPU, Options, bounds_hold};
 
 /// All scenarios take about so long on two CPUs.
 const ABOUT_S: u64 = 360;
@@ -58,9 +58,7 @@ pub fn run(
         text("table")
     );
     println!("out/ramp.json has the same figures, out/ramp.html shows them.");
-    let bounds = json["bounds"].as_array();
-    let within = bounds.is_some_and(|all| all.iter().all(|bound| bound["held"] != false));
-    Ok(within && result["held"] == true)
+    Ok(json["bounds"].is_array() && bounds_hold(&json) && result["held"] == true)
 }
 
 /// What an access costs by each path, as far as the emulated host tells: `out/paths-lab.json`.

@@ -115,10 +115,17 @@ pub struct BootReport {
 }
 
 impl BootReport {
-    /// Whether every scenario that was asked for reported, and held.
+    /// Whether every scenario that was asked for reported, and held, with the bench's bounds.
     pub fn held(&self) -> bool {
-        self.results.iter().all(|result| result["held"] == true)
+        let held = |result: &Value| result["held"] == true && bounds_hold(&result["report"]);
+        self.results.iter().all(held)
     }
+}
+
+/// Whether all bounds of a report of the bench hold.
+pub fn bounds_hold(report: &Value) -> bool {
+    let mut bounds = report["bounds"].as_array().into_iter().flatten();
+    bounds.all(|bound| bound["held"] != false)
 }
 
 impl Options {
@@ -400,8 +407,27 @@ fn unpacked(artifacts: &Artifacts, dir: &Path) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    //! A program that the emulated host can't run is refused before it boots.
+    //! A program that the emulated host can't run is refused before it boots. A bound of the bench that
+    //! doesn't hold is a failure.
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn a_bound_that_does_not_hold_is_a_failure() {
+        for (held, wanted) in [
+            (json!(true), true),
+            (json!(null), true),
+            (json!(false), false),
+        ] {
+            let report = BootReport {
+                results: vec![json!({ "held": true, "report": { "bounds": [{ "held": held }] } })],
+                took_s: Vec::new(),
+                wall: Duration::ZERO,
+            };
+            assert_eq!(report.held(), wanted, "{held}");
+        }
+    }
 
     #[test]
     fn programs_for_another_machine_are_refused() {
