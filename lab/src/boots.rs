@@ -18,6 +18,9 @@ const DRAWN: &[&str] = &[
     "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=5:--within-us=12000:fair-server-off",
 ];
 
+/// Cases of a vCPU beside other load, in each way of adding it.
+const CONTENDED: &str = "bench:contended.new25:contended.new50:contended.woken25:contended.woken50:contended.part50:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx";
+
 /// What is tried, a host a row. Short is what finds most defects soonest: this project's driver by
 /// each path on `2+2`, a default run, a real-time host's settings, the BPF programs, systemd. Long
 /// is the rest: floods, kills, the bench's bounds, and other kernels, drivers and topologies.
@@ -220,12 +223,15 @@ const BOOTS: &[Boot] = &[
     ),
     boot(Long, 100, "2+2", &["scx-deaths"]),
     // Each way of adding other load, and none: docs/bpf.md.
+    boot(Long, 300, "2+2", &[CONTENDED]),
+    boot(Long, 400, "4+3+1", &[CONTENDED]),
+    // woken50 by scx takes 5.2 % more energy there.
     boot(
         Long,
-        300,
-        "2+2",
+        400,
+        "pixel6",
         &[
-            "bench:contended.new25:contended.new50:contended.woken25:contended.woken50:contended.part50:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx",
+            "bench:contended.new25:contended.new50:contended.woken25:contended.part50:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx",
         ],
     ),
     // What `--cur-perf request` costs: docs/side-channel.md.
@@ -340,7 +346,7 @@ const BOOTS: &[Boot] = &[
             240,
             "2+2",
             &[
-                "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=3:--within-us=12000",
+                "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=3",
             ],
         )
     },

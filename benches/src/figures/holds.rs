@@ -170,6 +170,17 @@ const LONG: &[HoldsRow] = &[
         },
     ),
     (
+        "a switch of other tasks with 1, 10, 100 VMs by `bpf` against none",
+        "bpf-switch-cost",
+        |all| {
+            let ns = rows(all.first()?, "rows").map(|row| row["virtual_ns"].as_f64());
+            let ns: Vec<f64> = ns.collect::<Option<_>>()?;
+            let (none, vms) = ns.split_first()?;
+            let ratios = vms.iter().map(|ns| format!("{:.2}", ns / none));
+            Some(ratios.collect::<Vec<_>>().join(", "))
+        },
+    ),
+    (
         "what a loaded `scx` adds to a switch of any task [µs]",
         "bpf-switch-cost",
         |all| {

@@ -116,9 +116,17 @@ pub fn qemu_ramps(inputs: &[Value]) -> Option<String> {
 
 /// Beside other load, each way of adding it, and none: until the needed frequency, and energy.
 pub fn contended_ways(inputs: &[Value]) -> Option<String> {
-    let report = &result(inputs.first()?, "2+2 ", "bench:contended.new25:")?["report"];
-    let variants = ["host", "max", "vm+bridge", "scx"];
     let mut table = head(&["[ms]; [mJ] (emulated)", "host", "max", "`--sum`", "scx"]);
+    for topology in ["2+2", "4+3+1", "pixel6"] {
+        let host = format!("{topology} ");
+        let report = &result(inputs.first()?, &host, "bench:contended.new25:")?["report"];
+        table += &contended_ways_on(topology, report);
+    }
+    Some(table)
+}
+
+fn contended_ways_on(topology: &str, report: &Value) -> String {
+    let mut rows = String::new();
     for case in metrics(report, "contended") {
         let Some(case) = case.strip_suffix(".to_needed") else {
             continue;
@@ -128,13 +136,13 @@ pub fn contended_ways(inputs: &[Value]) -> Option<String> {
             let row = find(report, ("contended", &metric), variant)?;
             Some(number(&row["median"], row["unit"].as_str()?))
         };
-        let cells = variants.map(|of| {
+        let cells = ["host", "max", "vm+bridge", "scx"].map(|of| {
             let both = ["to_needed", "energy"].map(|metric| median(metric, of));
             both.map(|one| one.unwrap_or("-".to_owned())).join("; ")
         });
-        table += &row(std::iter::once(case.to_owned()).chain(cells));
+        rows += &row(std::iter::once(format!("`{topology}` {case}")).chain(cells));
     }
-    Some(table)
+    rows
 }
 
 /// What a guest loses that reads its own request: medians and extremes.
@@ -324,13 +332,16 @@ mod tests {
         };
         let result = json!({ "scenario": "bench:contended.new25:x",
             "report": { "results": [row("to_needed"), row("above"), row("energy")] } });
-        let input = json!({ "results": [{ "host": "2+2 host", "result": result }] });
-        let table = contended_ways(&[input]).unwrap();
+        let hosts = ["2+2 host", "4+3+1 host", "pixel6 host"];
+        let results = hosts.map(|host| json!({ "host": host, "result": result }));
+        let table = contended_ways(&[json!({ "results": results })]).unwrap();
         assert!(
-            table.ends_with("\n| new25 | -; - | 3.0; 3.0 | -; - | -; - |\n"),
+            table.ends_with("\n| `pixel6` new25 | -; - | 3.0; 3.0 | -; - | -; - |\n"),
             "{table}"
         );
-        assert_eq!(table.lines().count(), 3);
+        assert_eq!(table.lines().count(), 5);
+        let first = json!({ "results": results[..1] });
+        assert_eq!(contended_ways(&[first]), None);
         assert_eq!(contended_ways(&[json!({})]), None);
     }
 }
