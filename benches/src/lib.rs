@@ -32,6 +32,7 @@ mod metric;
 mod needed;
 mod observed;
 mod page;
+mod pcpu_targets;
 pub mod piped;
 mod progress;
 mod report;

@@ -254,7 +254,7 @@ fn residency(report: &Value, title: &str) -> String {
 }
 
 /// A row for each variant: what the pCPU that the load begins on was busy with, in % of the load's
-/// time.
+/// time, and what was added to its utilization for vCPUs.
 fn loads(report: &Value, title: &str) -> String {
     let own = rows(report, "residency").filter(|one| one["title"] == title);
     let lines: String = own
@@ -264,14 +264,20 @@ fn loads(report: &Value, title: &str) -> String {
             let all: u64 = pairs(&times["ran_us"]).iter().map(|(_, us)| us).sum();
             let cells = [times["own_us"].as_u64()?, times["others_us"].as_u64()?]
                 .map(|us| cell_of(Some(us), all));
-            Some(format!("<tr><td>{variant}</td>{}</tr>\n", cells.concat()))
+            let added = ["target_sum", "target"].map(|key| match times[key].as_u64() {
+                Some(mean) => format!("<td>{mean}</td>"),
+                None => "<td>-</td>".to_owned(),
+            });
+            let (cells, added) = (cells.concat(), added.concat());
+            Some(format!("<tr><td>{variant}</td>{cells}{added}</tr>\n"))
         })
         .collect();
     match lines.is_empty() {
         true => lines,
         false => format!(
             "<details><summary>Load of the pCPU</summary><div class=\"wide\"><table>\
-             <tr><th>% of the load's time</th><th>the load, or its vCPU</th><th>other threads</th></tr>\n\
+             <tr><th>% of the load's time</th><th>the load, or its vCPU</th><th>other threads</th>\
+             <th>targets of vCPUs, mean of 1,024</th><th>of these in force</th></tr>\n\
              {lines}</table></div></details>\n"
         ),
     }
@@ -344,7 +350,7 @@ mod tests {
             "residency": [{ "title": "big-ramp", "variant": "host", "times": {
                 "ran_us": [[1_000_000, 250], [2_000_000, 750]],
                 "requested_us": [[0, 10], [2_000_000, 30]],
-                "own_us": 620, "others_us": 300 } }],
+                "own_us": 620, "others_us": 300, "target_sum": 1300, "target": 1024 } }],
             "failures": [{ "scenario": "x", "variant": "vm", "error": "why" }],
         })
     }
@@ -367,7 +373,7 @@ mod tests {
             "<th>host, pCPU</th><th>host, requests</th>",
             "<tr><td>none</td><td>-</td><td>25.0</td></tr>",
             "<tr><td>2000</td><td>75.0</td><td>75.0</td></tr>",
-            "<tr><td>host</td><td>62.0</td><td>30.0</td></tr>",
+            "<tr><td>host</td><td>62.0</td><td>30.0</td><td>1300</td><td>1024</td></tr>",
         ] {
             assert!(page.contains(part), "{part}: {page}");
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long the load's pCPU ran at each frequency and for which threads, and how long its vCPU
-//! requested which frequency, while the load lasted. From the trace, of all repeats of a scenario.
+//! How long the load's pCPU ran at each frequency and for which threads, how long its vCPU requested
+//! which frequency, and what was added for vCPUs, while the load lasted. Of all repeats of a scenario.
 
 use std::collections::BTreeMap;
 
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::machine::{BenchMachine, Cluster};
 use crate::observed::Observed;
+use crate::pcpu_targets::over_time;
 
 /// µs at each frequency in kHz; 0 where nothing was requested.
 pub type TimeAtFreq = BTreeMap<u64, u64>;
@@ -23,6 +24,10 @@ struct Sums {
     own_us: u64,
     /// For which it ran other threads.
     others_us: u64,
+    /// Of vCPUs on that pCPU, sum and target, each times its µs.
+    targets: Option<[u64; 2]>,
+    /// How long the load lasted.
+    us: u64,
 }
 
 impl Sums {
@@ -40,6 +45,12 @@ impl Sums {
         self.own_us += observed.ran_us(start.cpu, (from, to), own);
         let others = |tid| tid != 0 && !own(tid);
         self.others_us += observed.ran_us(start.cpu, (from, to), others);
+        let targets = over_time(&observed.targets, start.cpu, (from, to));
+        if let Some([sum, target]) = targets {
+            let all = self.targets.get_or_insert_default();
+            *all = [all[0] + sum, all[1] + target];
+        }
+        self.us += to - from;
         Some(())
     }
 }
@@ -78,9 +89,11 @@ pub fn json(machine: &BenchMachine, observed: &[Observed]) -> Option<Value> {
     for one in observed {
         sums.add(machine, one)?;
     }
+    let mean = |part: usize| Some(sums.targets?[part] / sums.us.max(1));
     let pairs = |times: TimeAtFreq| times.into_iter().collect::<Vec<_>>();
     Some(json!({
         "ran_us": pairs(sums.ran), "requested_us": pairs(sums.requested),
         "own_us": sums.own_us, "others_us": sums.others_us,
+        "target_sum": mean(0), "target": mean(1),
     }))
 }

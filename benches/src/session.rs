@@ -2,6 +2,9 @@
 //! One variant, from the start of its load programs to their end, and each
 //! repeat from the settled state to what was observed.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use vcpufreq_load::load_log::LoadLog;
 use vcpufreq_load::work::now_ns;
@@ -13,6 +16,7 @@ use crate::load_client::LoadClient;
 use crate::load_log::marks;
 use crate::machine::{BenchMachine, Cluster};
 use crate::observed::{Observed, Unsettled};
+use crate::pcpu_targets::EventsFile;
 use crate::progress::Progress;
 use crate::rest::{Rounds, SideAboveMinimum, settled};
 use crate::scenario::{Hold, Scenario, expanded};
@@ -25,6 +29,8 @@ const SETTLE_ROUNDS: u32 = 12;
 /// Wake-ups of each CPU in a round, and µs between them: 0.4 s, in which load
 /// tracking halves 12 times, and util_est loses a quarter at each.
 const WAKES: &str = "20 20000";
+/// Longer than a VMM takes to write its events.
+const EVENTS_WITHIN: Duration = Duration::from_millis(100);
 /// Questions for the other clock; the tightest answers count.
 const CLOCK_QUESTIONS: u32 = 6;
 
@@ -40,7 +46,7 @@ pub struct Session<'a> {
     /// What the last settled state left above its minimum.
     rest: Vec<SideAboveMinimum>,
     // Ended after its guests.
-    _service: Option<ScxProcess>,
+    scx: Option<(ScxProcess, EventsFile)>,
 }
 
 impl<'a> Session<'a> {
@@ -52,18 +58,23 @@ impl<'a> Session<'a> {
         (words, two): (&str, bool),
         args: &BenchArgs,
     ) -> Result<Self> {
-        let service = (variant == Variant::Scx)
-            .then(ScxProcess::start)
+        let scx = (variant == Variant::Scx)
+            .then(|| anyhow::Ok((ScxProcess::start()?, EventsFile::new()?)))
             .transpose()?;
         let host = LoadClient::on_host()?;
         let clamp = ["--clamp", &args.clamp];
         let bridge = variant.bridge().map(|more| [&clamp, more].concat());
-        let guest = |wanted: bool| -> Result<_> {
-            let wanted = wanted && variant != Variant::Host;
-            let guest = wanted.then(|| Guest::boot(machine, bridge.as_deref(), words, &args.guest));
-            guest.transpose()
+        let boot = |events: Option<&str>| {
+            let events = events.map(|path| ["--events", path]);
+            let bridge = bridge
+                .as_ref()
+                .map(|words| [words, events.as_slice().as_flattened()].concat());
+            Guest::boot(machine, bridge.as_deref(), words, &args.guest)
         };
-        let (guest, second) = (guest(true)?, guest(two)?);
+        let events = scx.as_ref().map(|(_, events)| events.path());
+        let has_guest = variant != Variant::Host;
+        let guest = has_guest.then(|| boot(events.as_deref())).transpose()?;
+        let second = (has_guest && two).then(|| boot(None)).transpose()?;
         Ok(Self {
             machine,
             variant,
@@ -71,7 +82,7 @@ impl<'a> Session<'a> {
             guest,
             second,
             rest: Vec::new(),
-            _service: service,
+            scx,
         })
     }
 
@@ -85,14 +96,21 @@ impl<'a> Session<'a> {
         self.keep_aside(scenario.aside(self.machine))?;
         self.write_in_guest(scenario, |[path, during, _]| (path, during))?;
         let _held = FreqLimits::frequencies(scenario, self.machine)?;
-        let observed = (0..progress.repeats_of(scenario))
+        let mut observed = (0..progress.repeats_of(scenario))
             .map(|repeat| {
                 progress.begins(scenario, self.variant, repeat);
                 let observed = settled(|| self.once(scenario, trace, repeat))?;
                 progress.measured();
                 Ok(observed)
             })
-            .collect();
+            .collect::<Result<Vec<_>>>();
+        if let (Ok(observed), Some((_, events))) = (&mut observed, &self.scx) {
+            sleep(EVENTS_WITHIN);
+            let targets = events.targets()?;
+            observed
+                .iter_mut()
+                .for_each(|one| one.targets.clone_from(&targets));
+        }
         self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
         observed
     }
@@ -158,6 +176,7 @@ impl<'a> Session<'a> {
             marks: marks(&first, offset, |cpu| self.pcpu_of(cpu))?,
             figures: first.figures,
             threads,
+            targets: Vec::new(),
             khz_before,
             khz_at_rest: self.khz_at_rest(),
             rest: texts(&self.rest),
