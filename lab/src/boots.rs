@@ -222,6 +222,7 @@ const BOOTS: &[Boot] = &[
         &["scx-service", "scx-requests", "scx-fallback"],
     ),
     boot(Long, 100, "2+2", &["scx-deaths"]),
+    boot(Long, 60, "2+2", &["scx-unit"]),
     // Each way of adding other load, and none: docs/bpf.md.
     boot(Long, 300, "2+2", &[CONTENDED]),
     boot(Long, 400, "4+3+1", &[CONTENDED]),

@@ -10,9 +10,10 @@ use crate::debian;
 use crate::initramfs::Initramfs;
 
 /// The scenarios that need it.
-const SCENARIOS: [&str; 3] = ["libvirt", "qemu-service", "systemd"];
+const SCENARIOS: [&str; 4] = ["libvirt", "qemu-service", "scx-unit", "systemd"];
 /// The units that this project ships.
-const SHIPPED: [&str; 3] = [
+const SHIPPED: [&str; 4] = [
+    "vcpufreq-scx.service",
     "vcpufreq-serve@.service",
     "vcpufreq-serve@.socket",
     "vcpufreq@.service",

@@ -7,6 +7,7 @@ mod refusals;
 mod requests;
 mod service;
 mod threads;
+mod unit;
 
 pub(super) use service::{ServiceProcess, scx};
 
@@ -23,6 +24,7 @@ pub fn run(name: &str, plan: &Plan) -> Option<Result<Value>> {
         "scx-none" => Some(refusals::none()),
         "scx-requests" => Some(requests::run()),
         "scx-service" => Some(refusals::run()),
+        "scx-unit" => Some(unit::run()),
         _ => None,
     }
 }

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The service by its unit in `docs/`, under systemd, with no more rights than the unit grants. It is
+//! started once its scheduler is in force. systemd starts one anew that was killed, and none after an
+//! administrator has ended the scheduler. After a stop nothing is left.
+
+use anyhow::Result;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::service::{in_force, left, sysrq};
+use crate::harness::systemctl::systemctl;
+use crate::harness::wait::{SOON, settled};
+
+const UNIT: &str = "vcpufreq-scx.service";
+/// Of a service whose scheduler the kernel has ended.
+const ENDED: &str = "3";
+
+pub fn run() -> Result<Value> {
+    systemctl(&["daemon-reload"])?;
+    systemctl(&["start", UNIT])?;
+    let started = in_force();
+    let first = show("MainPID")?;
+    kill(Pid::from_raw(first.parse()?), Signal::SIGKILL)?;
+    // RestartSec is 5 s.
+    let restarts = settled(10 * SOON, || show("NRestarts"), |now| now == "1")?;
+    let restarted = settled(10 * SOON, || Ok(in_force()), |now| *now)?;
+    sysrq()?;
+    let after_sysrq = settled(10 * SOON, || show("ActiveState"), |now| now == "failed")?;
+    let code = show("ExecMainStatus")?;
+    let left_by_sysrq = left()?;
+    systemctl(&["start", UNIT])?;
+    let again = in_force();
+    systemctl(&["stop", UNIT])?;
+    let (result, left) = (show("Result")?, left()?);
+    let in_force = [started, restarted, again];
+    let held = in_force == [true; 3]
+        && (&*restarts, &*after_sysrq, &*code, &*result) == ("1", "failed", ENDED, "success")
+        && left_by_sysrq.is_empty()
+        && left.is_empty();
+    Ok(json!({
+        "held": held, "in_force": in_force, "restarts": restarts, "after_sysrq": after_sysrq,
+        "code": code, "result": result, "left_by_sysrq": left_by_sysrq, "left": left,
+    }))
+}
+
+fn show(property: &str) -> Result<String> {
+    systemctl(&["show", "--property", property, "--value", UNIT])
+}
