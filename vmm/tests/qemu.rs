@@ -147,11 +147,16 @@ fn a_guest_of_a_device_tree_has_capacities_opps_and_energy_in_it() {
 
 #[test]
 fn a_guest_of_acpi_has_what_its_driver_sets() {
-    for line in ["-machine virt -smp 4 -bios EFI", "-machine q35 -smp 4"] {
+    let by_driver = "the guest has no device tree: its driver sets capacities in sysfs, but its \
+                     scheduler balances as if CPUs were equal";
+    let equal = "the guest takes its CPUs for equal: x86-64 has no capacities";
+    for (line, described) in [
+        ("-machine virt -smp 4 -bios EFI", by_driver),
+        ("-machine q35 -smp 4", equal),
+        ("-machine pc-q35-9.2 -smp 4", equal),
+    ] {
         let (dir, seen) = boot(line, b"");
-        let described = "the guest has no device tree: its driver sets capacities in sysfs, but \
-                         its scheduler balances as if CPUs were equal; QEMU gets -name -chardev \
-                         -device too";
+        let described = format!("{described}; QEMU gets -name -chardev -device too");
         assert_eq!(seen, described, "{line}");
         assert_eq!(text(&dir, "given"), format!("{line} {DEVICE}\n"));
         assert!(!dir.path().join("asked").exists(), "{line}");

@@ -98,19 +98,9 @@ impl<'a> QemuCommand<'a> {
 
     /// What describes the guest's CPUs to it.
     pub fn described(&self) -> Described {
-        let machines = || {
-            ["machine", "M"]
-                .into_iter()
-                .flat_map(|name| self.texts(name))
-        };
-        let virt = machines().any(|text| {
-            let kind = text.split(',').next().unwrap_or(text);
-            let kind = kind.strip_prefix("type=").unwrap_or(kind);
-            kind == "virt" || kind.starts_with("virt-")
-        });
-        let virt = virt && !self.is_of_another_architecture();
+        let virt = self.is_machine("virt") && !self.is_of_another_architecture();
         let no_acpi = self.has("no-acpi")
-            || machines().any(|text| text.split(',').any(|part| part == "acpi=off"));
+            || (self.machines()).any(|text| text.split(',').any(|part| part == "acpi=off"));
         let dtb = self.values("dtb").last();
         let direct = self.values("kernel").next().is_some() && !self.has_firmware();
         match dtb {
@@ -118,6 +108,28 @@ impl<'a> QemuCommand<'a> {
             None if virt && (direct || no_acpi) => Described::ByTree,
             None => Described::Otherwise,
         }
+    }
+
+    /// Whether it is one for x86-64.
+    pub fn is_x86(&self) -> bool {
+        let name = self.program.to_str().unwrap_or_default();
+        name.contains("x86_64")
+            || ["q35", "pc", "microvm"]
+                .iter()
+                .any(|kind| self.is_machine(kind))
+    }
+
+    fn machines(&self) -> impl Iterator<Item = &str> {
+        (["machine", "M"].into_iter()).flat_map(|name| self.texts(name))
+    }
+
+    /// Whether the machine is of this kind, of any version.
+    fn is_machine(&self, kind: &str) -> bool {
+        self.machines().any(|text| {
+            let own = text.split(',').next().unwrap_or(text);
+            let version = own.strip_prefix("type=").unwrap_or(own).strip_prefix(kind);
+            version.is_some_and(|version| version.is_empty() || version.starts_with('-'))
+        })
     }
 
     /// Whether KVM runs the guest.

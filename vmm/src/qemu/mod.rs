@@ -125,8 +125,8 @@ impl Supervisor<'_> {
             if let Some(status) = status {
                 break status;
             }
-            if self.machine_ends(qemu)? {
-                undone = self.go_on();
+            if let Some(why) = self.machine_ends(qemu)? {
+                undone = self.go_on(why);
             }
         };
         let left = self.machine.map(ServedVm::end).transpose();
@@ -140,10 +140,10 @@ impl Supervisor<'_> {
 
     /// Serves the vCPUs that QEMU has now, if they are others. Else QEMU goes on alone: this program
     /// waits for it, and no other server takes it over.
-    fn go_on(&mut self) -> anyhow::Result<()> {
+    fn go_on(&mut self, why: Fate) -> anyhow::Result<()> {
         if let Some(machine) = self.machine.take() {
             let left = machine.end()?;
-            match left.goes_on {
+            match left.lives && (left.some_ended || why == Fate::Plugged) {
                 true => self.start(left.vmm, &left.threads),
                 false => forget(&left.vmm),
             }
@@ -151,8 +151,8 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    /// Waits for something to do; whether the machine has ended, or has other vCPUs.
-    fn machine_ends(&mut self, qemu: &Child) -> anyhow::Result<bool> {
+    /// Waits for something to do; what ends the machine, if something does.
+    fn machine_ends(&mut self, qemu: &Child) -> anyhow::Result<Option<Fate>> {
         let machine = self.machine.as_ref();
         let lost = machine.map(ServedVm::lost);
         let of_lost = usize::from(lost.is_some());
@@ -164,15 +164,15 @@ impl Supervisor<'_> {
             Ready::Signal(signal) => forward(signal, qemu),
             Ready::File(index) if index < of_lost => {
                 warn(WORKER_DIED);
-                return Ok(true);
+                return Ok(Some(Fate::Ended));
             }
-            Ready::File(_) => return Ok(true),
+            Ready::File(_) => return Ok(Some(Fate::Ended)),
             Ready::Nothing => {
                 let seen = machine.map(|machine| machine.look(self.served));
-                return Ok(seen == Some(Fate::OtherVcpus));
+                return Ok(seen.filter(|seen| matches!(seen, Fate::Ended | Fate::Plugged)));
             }
         }
-        Ok(false)
+        Ok(None)
     }
 }
 

@@ -53,6 +53,12 @@ impl Tree {
                            vcpufreq dt --merge",
                 });
             }
+            Described::Otherwise if command.is_x86() => {
+                return Ok(Self {
+                    file: None,
+                    summary: "the guest takes its CPUs for equal: x86-64 has no capacities",
+                });
+            }
             Described::Otherwise => {
                 return Ok(Self {
                     file: None,

@@ -59,8 +59,10 @@ pub enum Fate {
     Same,
     /// Its manager has moved its vCPUs: other cgroups are to be clamped.
     Moved,
-    /// A vCPU has ended or was plugged in again, or all of it has ended.
-    OtherVcpus,
+    /// A vCPU has ended, or all of it.
+    Ended,
+    /// A vCPU was plugged in again.
+    Plugged,
 }
 
 /// A VMM whose bridge has ended.
@@ -69,8 +71,10 @@ pub struct LeftVmm {
     pub vmm: ServedVmm,
     /// The threads of its vCPUs, as far as they live.
     pub threads: Vec<Option<Tid>>,
-    /// It goes on with other vCPUs than before.
-    pub goes_on: bool,
+    /// It goes on.
+    pub lives: bool,
+    /// vCPUs have ended.
+    pub some_ended: bool,
 }
 
 /// Gives `vmm` its memory before its vCPUs' threads are known. From then on it is as one that is
@@ -188,8 +192,10 @@ impl ServedVm {
     /// Looks for what no file tells.
     pub fn look(&self, served: &Served) -> Fate {
         let groups = self.groups.as_ref();
-        if self.threads.have_ended() || self.threads.have_come() {
-            Fate::OtherVcpus
+        if self.threads.have_ended() {
+            Fate::Ended
+        } else if self.threads.have_come() {
+            Fate::Plugged
         } else if groups.is_some_and(|groups| groups.have_changed(&served.host)) {
             Fate::Moved
         } else {
@@ -231,7 +237,8 @@ impl ServedVm {
             _ if gone => "has ended".to_owned(),
             ([], []) => "goes on".to_owned(),
             ([], come) => format!("has vCPU {} again", list(come)),
-            (ended, _) => format!("has ended vCPU {}", list(ended)),
+            (ended, []) => format!("has ended vCPU {}", list(ended)),
+            (ended, come) => format!("has ended vCPU {}, has {} again", list(ended), list(come)),
         };
         undone?;
         let pid = self.vmm.pid();
@@ -241,7 +248,8 @@ impl ServedVm {
         }
         Ok(LeftVmm {
             vmm: self.vmm.inheriting(self.shared),
-            goes_on: !gone && !all_ended && (some_ended || !vcpus.come.is_empty()),
+            lives: !gone && !all_ended,
+            some_ended,
             threads: vcpus.threads,
         })
     }

@@ -95,22 +95,31 @@ impl Candidate {
     }
 
     /// The threads of its vCPUs, once they are known. One that was served before may have unplugged
-    /// some of them.
+    /// some of them, and may have more.
     fn threads(&mut self, served: &Served) -> anyhow::Result<Option<Vec<Option<Tid>>>> {
         let (pid, vcpus) = (self.vmm.pid(), served.count()?);
-        let enough = |found: usize| found == usize::from(vcpus) || self.is_kept && found > 0;
-        let count = |threads: &Vec<Option<Tid>>| threads.iter().flatten().count();
-        let Some(asked) = &mut self.qmp else {
-            let threads = vcpu_threads(&served.host, pid, vcpus);
-            return Ok(Some(threads).filter(|threads| enough(count(threads))));
+        let mut threads = match &mut self.qmp {
+            None => vcpu_threads(&served.host, pid, vcpus),
+            Some(asked) => {
+                let Some(qmp) = asked.question() else {
+                    return Ok(None);
+                };
+                match qmp.vcpu_threads(&served.host, pid, vcpus.into())? {
+                    Some(threads) => threads,
+                    None => return Ok(None),
+                }
+            }
         };
-        let Some(qmp) = asked.question() else {
-            return Ok(None);
-        };
-        let threads = qmp.vcpu_threads(&served.host, pid, vcpus.into())?;
-        match threads.as_ref().map(count) {
-            Some(found) if !enough(found) => Err(other_count(found)),
-            _ => Ok(threads),
+        let found = threads.iter().flatten().count();
+        if self.is_kept {
+            threads.truncate(vcpus.into());
+            return Ok(Some(threads).filter(|threads| threads.iter().any(Option::is_some)));
+        }
+        let all = found == usize::from(vcpus) && threads.len() == found;
+        match (all, &self.qmp) {
+            (true, _) => Ok(Some(threads)),
+            (false, None) => Ok(None),
+            (false, Some(_)) => Err(other_count(found)),
         }
     }
 

@@ -14,7 +14,10 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use serde::Deserialize;
-use vcpufreq_device::host::{HostRoot, Tid};
+use vcpufreq_device::{
+    MAX_VCPUS,
+    host::{HostRoot, Tid},
+};
 
 /// QEMU carries out each once it has carried out the one before.
 const COMMANDS: &[u8] = b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"query-cpus-fast\"}\n\
@@ -114,8 +117,8 @@ impl Qmp {
         })
     }
 
-    /// The threads of process `pid` that run vCPUs 0 to `vcpus` - 1, in this order; none for one that
-    /// isn't plugged in. `None` while QEMU hasn't answered.
+    /// The threads of process `pid` that run vCPUs, in this order, of `vcpus` of them or more; none for
+    /// one that isn't plugged in, or has ended since. `None` while QEMU hasn't answered.
     ///
     /// # Errors
     /// When its answer is an error, or of another VM.
@@ -129,16 +132,17 @@ impl Qmp {
         let Some(cpus) = self.answer().with_context(|| path.clone())? else {
             return Ok(None);
         };
-        let mut threads = vec![None; vcpus];
+        let last = cpus.iter().map(|cpu| cpu.cpu_index).max();
+        let count = last.map_or(0, |last| last.min(MAX_VCPUS - 1) + 1);
+        let mut threads = vec![None; count.max(vcpus)];
         for cpu in &cpus {
             let of_pid = host.path(format!("proc/{pid}/task/{}", cpu.thread_id));
-            let thread = Tid::new(cpu.thread_id).filter(|_| of_pid.exists());
-            let thread =
-                thread.with_context(|| format!("{path} is another VM's; correct --qmp"))?;
-            match threads.get_mut(cpu.cpu_index) {
-                Some(free @ None) => *free = Some(thread),
-                _ => return Err(other_count(cpus.len())),
+            if let Some(thread) = threads.get_mut(cpu.cpu_index) {
+                *thread = Tid::new(cpu.thread_id).filter(|_| of_pid.exists());
             }
+        }
+        if threads.iter().all(Option::is_none) {
+            bail!("{path} is another VM's; correct --qmp");
         }
         Ok(Some(threads))
     }
@@ -282,6 +286,9 @@ mod tests {
         assert_eq!(found, [none.clone(), none.clone(), none.clone(), none, all]);
         let with_unplugged = Ok(Some(vec![Some(8), Some(9), None]));
         assert_eq!(learnt(3, &[CPUS]), [with_unplugged]);
+        assert_eq!(learnt(1, &[CPUS]), [Ok(Some(vec![Some(8), Some(9)]))]);
+        let ended = CPUS.replace("9,", "10,");
+        assert_eq!(learnt(2, &[&ended]), [Ok(Some(vec![Some(8), None]))]);
     }
 
     /// Connected, and QEMU's end.
@@ -351,10 +358,9 @@ mod tests {
 
     #[test]
     fn what_is_not_this_vms_is_refused() {
+        let others = CPUS.replace("9,", "10,").replace(": 8,", ": 11,");
         for (vcpus, said, line) in [
-            (1, CPUS, "--cpus 2"),
-            (2, &CPUS.replace(": 0", ": 1"), "--cpus 2"),
-            (2, &CPUS.replace("9,", "10,"), "another VM's"),
+            (2, &*others, "another VM's"),
             (
                 2,
                 "{\"error\": {\"class\": \"x\", \"desc\": \"no\"}}\n",

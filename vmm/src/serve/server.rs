@@ -31,8 +31,10 @@ pub struct Server {
 
 /// Why a VM isn't served any longer.
 enum End {
-    /// It has ended, or has other vCPUs.
+    /// It has ended, or a vCPU of it.
     Vm,
+    /// A vCPU of it is there again.
+    Plugged,
     /// It is to be served in other cgroups.
     Moved,
     /// The server ends, with this exit code.
@@ -111,8 +113,9 @@ impl Server {
             (vmm, threads) = (left.vmm, left.threads);
             match why {
                 // With the vCPUs that it has now.
-                Ok(End::Vm) if left.goes_on => {}
-                Ok(End::Vm) => return None,
+                Ok(End::Vm) if left.lives && left.some_ended => {}
+                Ok(End::Plugged) if left.lives => {}
+                Ok(End::Vm | End::Plugged) => return None,
                 Ok(End::Server(code)) => return Some(code),
                 Ok(End::Moved) => warn(&format!("process {pid}: its vCPUs have other cgroups now")),
                 Err(error) => return failed(error.into()),
@@ -132,7 +135,8 @@ impl Server {
                 match machine.look(&self.served) {
                     Fate::Same => next_look = now + LOOK_EVERY,
                     Fate::Moved => return Ok(End::Moved),
-                    Fate::OtherVcpus => return Ok(End::Vm),
+                    Fate::Ended => return Ok(End::Vm),
+                    Fate::Plugged => return Ok(End::Plugged),
                 }
             }
             let until = match next_hearing > now {

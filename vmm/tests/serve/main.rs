@@ -301,6 +301,45 @@ fn a_vm_of_a_killed_qemu_command_is_taken_over_by_its_pid() {
 }
 
 #[test]
+fn a_vm_with_a_vcpu_too_many_is_refused_unless_it_was_plugged_in_later() {
+    if skipped() {
+        return;
+    }
+    let (dir, socket) = socket();
+    let path = dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    // QEMU's side, which lists the vCPU's thread so many times.
+    let list = |vmm: &Vmm, vcpus: u32| {
+        let (mut qmp, _) = listener.accept().unwrap();
+        let thread = vmm.vcpu();
+        let cpus =
+            (0..vcpus).map(|vcpu| format!("{{\"cpu-index\": {vcpu}, \"thread-id\": {thread}}}"));
+        let cpus = cpus.collect::<Vec<_>>().join(",");
+        writeln!(qmp, "{{\"QMP\": {{}}}}\n{{\"return\": [{cpus}]}}").unwrap();
+        qmp
+    };
+    let server = Server::start_by(&socket, &path);
+    server.hear("waits at");
+    let mut vmm = Vmm::served_at(&socket);
+    let _qmp = list(&vmm, 2);
+    server.hear("it has 2 vCPUs; start the server with --cpus 2");
+    vmm.end();
+    let mut vmm = Vmm::served_at(&socket);
+    let qmp = list(&vmm, 1);
+    vmm.ask("request 700000");
+    wait_until("the request", || server.asked() == Some(700_000));
+    server.end(Signal::SIGTERM);
+    drop(qmp);
+    let server = Server::start_by(&socket, &path);
+    server.hear("takes process");
+    let _qmp = list(&vmm, 2);
+    wait_until("the next server", || server.asked() == Some(700_000));
+    vmm.end();
+    server.hear("has ended");
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
 fn a_vm_that_qemu_pauses_or_resets_has_no_request() {
     if skipped() {
         return;
