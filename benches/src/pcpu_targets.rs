@@ -30,7 +30,7 @@ pub struct TargetChange {
 
 /// The parts of a line that count here.
 #[derive(Deserialize)]
-struct Line {
+struct TargetLine {
     t_ns: u64,
     pcpu: Option<u32>,
     target_sum: Option<u64>,
@@ -66,7 +66,8 @@ fn changes(text: &[u8]) -> Result<Vec<TargetChange>> {
     let lines = text.split_inclusive(|byte| *byte == b'\n');
     let mut changes = Vec::new();
     for line in lines.filter(|line| line.ends_with(b"\n")) {
-        let line: Line = serde_json::from_slice(line).context("a line of the VMM's events")?;
+        let line: TargetLine =
+            serde_json::from_slice(line).context("a line of the VMM's events")?;
         if let (Some(pcpu), Some(sum), Some(target)) = (line.pcpu, line.target_sum, line.target) {
             let us = line.t_ns / 1000;
             changes.push(TargetChange {
