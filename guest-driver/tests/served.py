@@ -4,7 +4,8 @@
 `vcpufreq serve --cur-perf request` waits at a socket, with this guest's CPUs and
 LEVELS. What has to hold: the driver binds, a request reaches the server, and
 the driver reads the server's answer, which is the request. So it is for the
-CPUs that are left when one is unplugged, and for that one once it is back.
+CPUs that are left when one is unplugged, for that one once it is back, and after a
+suspend to memory.
 """
 
 import json
@@ -45,7 +46,8 @@ class Device:
         """The device ends with the emulator."""
 
 
-def tell_emulator(path, command, arguments):
+def tell_emulator(path, command, arguments={}):
+    """What the emulator answers to a command at its control socket."""
     with socket.socket(socket.AF_UNIX) as qmp:
         qmp.connect(path)
         answers = qmp.makefile()
@@ -56,41 +58,62 @@ def tell_emulator(path, command, arguments):
             while "return" not in (answer := json.loads(answers.readline())):
                 if "error" in answer:
                     raise AssertionError(f"{command}: {answer}")
+    return answer["return"]
 
 
 def answer(guest, cpu):
     return guest.run(f"busybox cat {CPUFREQ}/policy{cpu}/host_cur_freq")
 
 
+def expect_answers(guest, levels):
+    """To a request of each CPU."""
+    for cpu, level in levels.items():
+        guest.run(f"echo {level} > {CPUFREQ}/policy{cpu}/scaling_max_freq")
+        until(f"CPU {cpu}: {level} kHz", lambda cpu=cpu, level=level: answer(guest, cpu) == str(level))
+    expect_calm(guest)
+
+
+def requests(guest):
+    guest.run("busybox insmod /vcpufreq_guest.ko")
+    for cpu in range(CPUS):
+        levels = guest.run(f"busybox cat {CPUFREQ}/policy{cpu}/scaling_available_frequencies")
+        expect("levels", levels, " ".join(map(str, LEVELS)))
+        until("the first request", lambda cpu=cpu: answer(guest, cpu) == str(MAX))
+    for level in LEVELS[:2]:
+        expect_answers(guest, {1: level})
+    expect("other answers", [answer(guest, cpu) for cpu in (0, 2)], [str(MAX)] * 2)
+
+
+def unplug(guest, qmp):
+    tell_emulator(qmp, "device_del", {"id": "last"})
+    until("the unplug", lambda: guest.fails(f"test -e {FOLDER_OF_LAST}"))
+    expect_answers(guest, dict(enumerate(LEVELS[:LAST])))
+
+
+def plug(guest, qmp):
+    tell_emulator(qmp, "device_add", LAST_CPU)
+    until("the new CPU", lambda: not guest.fails(f"test -e {FOLDER_OF_LAST}"))
+    guest.run(f"echo 1 > {FOLDER_OF_LAST}/online")
+    expect_answers(guest, {LAST: LEVELS[1]})
+
+
+def suspend(guest, qmp):
+    guest.send("echo mem > /sys/power/state")
+    until("the suspend", lambda: tell_emulator(qmp, "query-status")["status"] == "suspended")
+    tell_emulator(qmp, "system_wakeup")
+    expect("the suspend", guest.finish(), ("", 0))
+    expect_answers(guest, {0: LEVELS[1], 1: LEVELS[0], LAST: LEVELS[0]})
+
+
 def requests_are_answered(args):
-    """The guest waits for a line of the input before it loses a CPU and before it gets it back, and
-    for the end of the input then, so that the server can be looked at."""
+    """Each step begins when a line of the input names it, so that the server can be looked at between
+    them."""
+    qmp = f"{args.socket}.qmp"
     with Guest(args.kernel, args.modules, args.folder, "", [Device(args.socket)],
                X86_64_THREADS) as guest:
-        guest.run("busybox insmod /vcpufreq_guest.ko")
-        for cpu in range(CPUS):
-            levels = guest.run(f"busybox cat {CPUFREQ}/policy{cpu}/scaling_available_frequencies")
-            expect("levels", levels, " ".join(map(str, LEVELS)))
-            until("the first request", lambda cpu=cpu: answer(guest, cpu) == str(MAX))
-        for level in LEVELS[:2]:
-            guest.run(f"echo {level} > {CPUFREQ}/policy1/scaling_max_freq")
-            until(f"{level} kHz", lambda level=level: answer(guest, 1) == str(level))
-        expect("other answers", [answer(guest, cpu) for cpu in (0, 2)], [str(MAX)] * 2)
+        requests(guest)
         print("@answered", flush=True)
-        sys.stdin.readline()
-        tell_emulator(f"{args.socket}.qmp", "device_del", {"id": "last"})
-        until("the unplug", lambda: guest.fails(f"test -e {FOLDER_OF_LAST}"))
-        expect_calm(guest)
-        for cpu, level in enumerate(LEVELS[:LAST]):
-            guest.run(f"echo {level} > {CPUFREQ}/policy{cpu}/scaling_max_freq")
-            until(f"{level} kHz", lambda cpu=cpu, level=level: answer(guest, cpu) == str(level))
-        print("@unplugged", flush=True)
-        sys.stdin.readline()
-        tell_emulator(f"{args.socket}.qmp", "device_add", LAST_CPU)
-        until("the new CPU", lambda: not guest.fails(f"test -e {FOLDER_OF_LAST}"))
-        guest.run(f"echo 1 > {FOLDER_OF_LAST}/online")
-        guest.run(f"echo {LEVELS[1]} > {CPUFREQ}/policy{LAST}/scaling_max_freq")
-        until("an answer to it", lambda: answer(guest, LAST) == str(LEVELS[1]))
-        expect_calm(guest)
-        print("@plugged", flush=True)
-        sys.stdin.read()
+        for line in sys.stdin:
+            step = {"unplug": unplug, "plug": plug, "suspend": suspend}[line.strip()]
+            step(guest, qmp)
+            print(f"@{line.strip()}", flush=True)

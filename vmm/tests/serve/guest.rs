@@ -85,7 +85,7 @@ fn a_guest_of_qemu_reads_answers_to_its_requests_also_with_other_vcpus() {
     }
     guest.tell("unplug");
     server.hear("has ended vCPU 2");
-    guest.expect("@unplugged");
+    guest.expect("@unplug");
     let stats = server.stats();
     for (vcpu, khz) in [(0, 600_000), (1, 1_000_000)] {
         assert_answered(&stats["vcpus"][vcpu], khz);
@@ -93,8 +93,10 @@ fn a_guest_of_qemu_reads_answers_to_its_requests_also_with_other_vcpus() {
     assert!(stats["vcpus"][2]["asks_khz"].is_null(), "{stats}");
     guest.tell("plug");
     server.hear("has vCPU 2 again");
-    guest.expect("@plugged");
+    guest.expect("@plug");
     assert_answered(&server.stats()["vcpus"][2], 1_000_000);
+    guest.tell("suspend");
+    guest.expect("@suspend");
     guest.end();
     server.hear("has ended");
     server.end(Signal::SIGTERM);
