@@ -26,13 +26,26 @@ use crate::harness::{console_commands, load};
 /// Turns of the guest's loop between two requests: 0.9 ms, for 1,000 a second.
 const TURNS: u64 = 900_000 / 6;
 const REQUESTS: u64 = 700;
+/// The highest request.
+const TO_KHZ: u32 = 2_800_000;
 const TIMES: usize = 300;
 
-/// The agent as a VMM whose guest does the same for ever: `words` are the actuator, and whether the
-/// guest makes requests.
+/// The agent as a VMM whose guest does the same for ever: `words` are the actuator, and what the guest
+/// does: it computes, asks besides, or rests after each request.
 pub fn guest(words: &[String]) -> Result<()> {
+    if !words.iter().any(|word| word == "rests") {
+        return run_guest(words);
+    }
+    // As a VMM has it: when that is killed, the vCPU's thread isn't the one that frees the VM.
+    std::thread::scope(|scope| {
+        let vcpu = scope.spawn(|| run_guest(words));
+        vcpu.join().map_err(|_| anyhow!("a vCPU panicked"))?
+    })
+}
+
+fn run_guest(words: &[String]) -> Result<()> {
     let by = actuator(words.first().context("no actuator")?)?;
-    let asks = words.get(1).is_some_and(|word| word == "asks");
+    let deed = words.get(1).context("no deed")?.as_str();
     let mut vm = FloodVm::new(by, 1)?;
     let quiet = Deed {
         times: 1,
@@ -41,12 +54,17 @@ pub fn guest(words: &[String]) -> Result<()> {
         ..Deed::default()
     };
     for n in (0..u32::try_from(REQUESTS)?).cycle() {
-        let deed = match asks {
-            true => stores(1, FROM_KHZ + n * STEP_KHZ, 0),
-            false => quiet,
+        let store = match deed {
+            "computes" => quiet,
+            // From the highest down: that is above what a new thread is taken to use.
+            "rests" => stores(1, TO_KHZ - n * STEP_KHZ, 0),
+            _ => stores(1, FROM_KHZ + n * STEP_KHZ, 0),
         };
         let before = TURNS;
-        vm.vcpu.vm.run(Deed { before, ..deed }, |_, _| ())?;
+        vm.vcpu.vm.run(Deed { before, ..store }, |_, _| ())?;
+        if deed == "rests" {
+            std::thread::sleep(Duration::from_millis(2));
+        }
         if n % 100 == 99 {
             println!("{}", vm.vcpu.counters()?.in_kernel);
         }

@@ -1,78 +1,143 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A hotplug, which the scheduler outlives; and VMMs killed at many moments, of which no target, no
-//! program and no map is left.
+//! A hotplug below a running vCPU, which the scheduler outlives; and VMMs killed at drawn moments, of
+//! which no target, no program and no map is left.
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_host_bpf::ScxPins;
 
-use super::service::{ServiceProcess, in_force, said, scx, sum_of};
+use super::service::{ServiceProcess, in_force, said, scx, sum_and_target};
 use crate::harness::leftovers::bpf_counts as objects;
 use crate::harness::load::Load;
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
+use crate::harness::random::Random;
 use crate::harness::sysfs;
-use crate::harness::wait::{SOON, settled};
+use crate::harness::wait::{SOON, settled, wait_until};
 
 const KILLS: u32 = 50;
-/// Start-up takes about half a second of the emulated host.
-const STEP: Duration = Duration::from_millis(21);
+/// The moments that they come at: of each other VMM from its start on, of the others from when it is at
+/// work.
+const OF_START_US: u32 = 3_000_000;
+const OF_WORK_US: u32 = 100_000;
 
 pub fn run() -> Result<Value> {
     mount_bpffs()?;
     let service = ServiceProcess::start()?;
+    // The kernel frees a moment later what the service's start needed.
+    std::thread::sleep(SOON);
+    let before = objects();
     let hotplug = hotplug()?;
-    let kills = kills(&service)?;
+    let kills = kills(&service, before)?;
     said(&scx(&["stop"])?);
     service.ended()?;
     let held = hotplug["held"] == true && kills["held"] == true;
     Ok(json!({ "held": held, "hotplug": hotplug, "kills": kills }))
 }
 
-/// A pCPU goes and comes back.
+/// The pCPU goes and comes back on which a guest asks, which goes on elsewhere.
 fn hotplug() -> Result<Value> {
     let policies = Policy::all()?;
-    let cpus = policies.first().context("no policy")?.cpus.clone();
+    let cpus = policies.last().context("no policy")?.cpus.clone();
     let cpu = *cpus.get(1).context("a policy of one pCPU")?;
     let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    let (mut guest, start) = (guest()?, std::time::Instant::now());
+    let there = |now: &SumsAndTargets| now.iter().any(|(at, now)| *at == cpu && now.0 > 0);
+    let counted_there = there(&settled(10 * SOON, || sums(&policies), there)?);
+    let ms = start.elapsed().as_millis();
     sysfs::write(&file, 0)?;
+    let moved = settled(SOON, || sums(&policies), |now| counted(now, cpu))?;
     let without = in_force();
     sysfs::write(&file, 1)?;
     std::thread::sleep(Duration::from_millis(200));
     let with = in_force();
-    Ok(json!({ "held": without && with, "offline": without, "online": with }))
+    let alive = guest.try_wait()?.is_none();
+    guest.kill()?;
+    guest.wait()?;
+    let sums = settled(SOON, || sums(&policies), nothing)?;
+    let stuck = stuck(&policies)?;
+    let held = without
+        && with
+        && counted_there
+        && alive
+        && counted(&moved, cpu)
+        && nothing(&sums)
+        && stuck.is_empty();
+    Ok(json!({
+        "held": held, "pcpu": cpu, "offline": without, "online": with, "counted": counted_there, "counted_after_ms": ms,
+        "counted_offline": moved, "guest_alive": alive, "sums": sums, "stuck": stuck,
+    }))
 }
 
-/// VMMs whose guests ask, killed at moments of start-up and run.
-fn kills(service: &ServiceProcess) -> Result<Value> {
-    let before = objects();
-    let mut most = 0;
+/// A VMM whose guest asks and sleeps more than it computes: what it asks for is more than it uses.
+fn guest() -> Result<Child> {
+    let mut command = Command::new("/init");
+    command.args(["bpf-flood", "scx", "rests"]);
+    Ok(command.stdout(Stdio::null()).spawn()?)
+}
+
+/// Each pCPU with its sum and its target.
+type SumsAndTargets = Vec<(u32, (u32, u32))>;
+
+fn sums(policies: &[Policy]) -> Result<SumsAndTargets> {
+    let cpus = policies.iter().flat_map(|policy| &policy.cpus);
+    cpus.map(|cpu| Ok((*cpu, sum_and_target(*cpu)?))).collect()
+}
+
+fn nothing(sums: &SumsAndTargets) -> bool {
+    sums.iter().all(|(_, now)| *now == (0, 0))
+}
+
+/// Whether a vCPU is counted, on another pCPU than that one, which counts none.
+fn counted(sums: &SumsAndTargets, without: u32) -> bool {
+    sums.iter()
+        .all(|(cpu, now)| *cpu != without || *now == (0, 0))
+        && !nothing(sums)
+}
+
+/// VMMs whose guests ask, killed at drawn moments of start-up and run.
+fn kills(service: &ServiceProcess, before: (usize, usize, usize)) -> Result<Value> {
+    let policies = Policy::all()?;
+    let (mut most, mut at_work, mut counted, mut late) = (0, 0, 0, Vec::new());
+    let pins = ScxPins::open()?;
+    let mut random = Random::new(KILLS);
     for n in 0..KILLS {
-        let mut command = Command::new("/init");
-        command.args(["bpf-flood", "scx", "asks"]);
-        let mut child = command.stdout(Stdio::null()).spawn()?;
-        std::thread::sleep(STEP * n);
+        let others = pins.vcpus();
+        let mut child = guest()?;
+        let within = match n % 2 {
+            0 => OF_START_US,
+            _ => {
+                wait_until("a guest at work", 10 * SOON, || Ok(pins.vcpus() > others))?;
+                OF_WORK_US
+            }
+        };
+        std::thread::sleep(Duration::from_micros(random.below(within).into()));
         most = most.max(objects().0);
+        at_work += u32::from(pins.vcpus() > others);
+        counted += u32::from(!nothing(&sums(&policies)?));
         child.kill()?;
         child.wait()?;
+        let sums = settled(SOON, || sums(&policies), nothing)?;
+        late.extend((!nothing(&sums)).then_some(sums));
     }
     // No VMM lives that could have to see to it.
     let after = settled(10 * SOON, || Ok(objects()), |now| *now == before)?;
-    let policies = Policy::all()?;
-    let cpus = policies.iter().flat_map(|policy| &policy.cpus);
-    let sums = cpus.map(|cpu| sum_of(*cpu)).collect::<Result<Vec<_>>>()?;
     let stuck = stuck(&policies)?;
     let status = said(&scx(&["status"])?).1;
     let nobody = status == format!("running, process {}, 0 vCPUs\n", service.pid());
     let held = after == before
         && most > before.0
-        && sums.iter().all(|sum| *sum == 0)
+        && at_work > 0
+        && counted > 0
+        && late.is_empty()
         && stuck.is_empty()
         && nobody;
     Ok(json!({
-        "held": held, "kills": KILLS, "sums": sums, "status": status, "stuck": stuck,
+        "held": held, "kills": KILLS, "at_work": at_work, "counted": counted, "late": late,
+        "status": status, "stuck": stuck,
         "programs_links_maps": [format!("{before:?}"), format!("{after:?}")],
         "most_programs": most,
     }))

@@ -3,6 +3,7 @@
 
 mod deaths;
 mod fallback;
+mod most;
 mod refusals;
 mod requests;
 mod service;

@@ -5,13 +5,14 @@
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use serde_json::{Value, json};
-use vcpufreq_host_bpf::verify;
+use vcpufreq_host_bpf::{PINS, verify};
 
 use super::super::ext_server::ExtScheduler;
 use super::service::{
-    PROGRAM, ServiceProcess, disabled, in_force, left, refused, said, scx, sysrq,
+    PROGRAM, ServiceProcess, disabled, in_force, left, refused, said, scx, sysrq, vm_refused,
 };
 use crate::harness::load;
 use crate::harness::machine::mount_bpffs;
@@ -34,6 +35,7 @@ pub fn run() -> Result<Value> {
     let mixed = super::threads::mixed()?;
     let service = ServiceProcess::start()?;
     refusals.push(("twice", refused()?, "runs already"));
+    refusals.push(("another layout", other_layout()?, "of another version"));
     let nobody = said(&scx(&["status"])?);
     let expected = format!("running, process {}, 0 vCPUs\n", service.pid());
     let stopped = said(&scx(&["stop"])?).0 == Some(0);
@@ -57,14 +59,25 @@ pub fn run() -> Result<Value> {
 /// A kernel without sched_ext: the service and a VM that asks for it are refused in a line.
 pub fn none() -> Result<Value> {
     let service = refused()?;
-    let words = ["run", "--kernel", "/lab/guest-kernel", "--actuator", "scx"];
-    let vm = said(&Command::new(PROGRAM).args(words).output()?);
-    let status = said(&scx(&["status"])?);
     // Debian's kernel without it has no uclamp either, which the VM misses first.
-    let held = service.contains("no sched_ext")
-        && (vm.0, vm.1.lines().count()) == (Some(2), 1)
-        && status.0 == Some(1);
-    Ok(json!({ "held": held, "service": service, "vm": vm.1, "status": status.1 }))
+    let vm = vm_refused()?;
+    let status = said(&scx(&["status"])?);
+    let held = service.contains("no sched_ext") && status.0 == Some(1);
+    Ok(json!({ "held": held, "service": service, "vm": vm, "status": status.1 }))
+}
+
+/// A VM beside a service whose maps are laid out in another way.
+fn other_layout() -> Result<String> {
+    let control = MapHandle::from_pinned_path(format!("{PINS}/scx_control"))?;
+    let key = 0_u32.to_ne_bytes();
+    let own = control.lookup(&key, MapFlags::ANY)?.context("no entry")?;
+    let mut other = own.clone();
+    let layout = other.first_chunk_mut().context("a short entry")?;
+    *layout = 99_u32.to_ne_bytes();
+    control.update(&key, &other, MapFlags::ANY)?;
+    let refused = vm_refused();
+    control.update(&key, &own, MapFlags::ANY)?;
+    refused
 }
 
 fn by_stop() -> Result<Value> {

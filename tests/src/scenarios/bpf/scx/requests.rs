@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A request by `scx` makes no exit, is in force before the guest's next entry, and writes no
-//! clamp. Requests and other load of a pCPU add up. Nothing is left of a vCPU that sleeps or has
-//! ended.
+//! A request by `scx` makes no exit, is in force before the guest's next entry, writes no clamp and no
+//! cgroup's file, without the host's module. Requests and other load of a pCPU add up. Nothing is
+//! left of a vCPU that sleeps or has ended.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
@@ -18,11 +18,13 @@ use super::super::sum::utilization;
 use super::super::tiny_vm::Deed;
 use super::super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, TinyVcpu, own_clamps, stores};
 use super::service::{ServiceProcess, said, scx};
-use super::threads;
+use super::{most, threads};
+use crate::harness::console_commands::without_host_module;
 use crate::harness::load::{self, Load};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
+use crate::harness::trace::probe::Probe;
 
 /// Turns of the guest's loop in 4 ms: three instructions of 2 ns each.
 const TURNS: u64 = 4_000_000 / 6;
@@ -39,6 +41,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 pub fn run() -> Result<Value> {
     mount_bpffs()?;
+    without_host_module(beside_service)
+}
+
+fn beside_service() -> Result<Value> {
     let service = ServiceProcess::start()?;
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
@@ -56,14 +62,29 @@ pub fn run() -> Result<Value> {
 }
 
 fn parts(policy: &Policy) -> Result<(bool, Value)> {
-    let alone = on_thread(|| alone(policy))?;
-    let load = beside_load(policy)?;
-    let vms = beside_vm(policy)?;
+    let ((alone, load, vms, most), files) = files_written(|| {
+        let alone = on_thread(|| alone(policy))?;
+        let (load, vms) = (beside_load(policy)?, beside_vm(policy)?);
+        Ok((alone, load, vms, most::run(policy, settled)?))
+    })?;
     let cost = on_thread(|| cost(&alone))?;
     let (joins, keeps) = (on_thread(threads::joins)?, on_thread(threads::keeps)?);
-    let rows = [alone, load, vms, cost, joins, keeps];
+    let rows = [alone, load, vms, most, files, cost, joins, keeps];
     let held = rows.iter().all(|row| row["held"] == true);
     Ok((held, json!(rows)))
+}
+
+/// How many files of cgroups anybody writes meanwhile.
+fn files_written<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Value)> {
+    let _probe = Probe::set('p', "written", "cgroup_file_write")?;
+    let trace = Instance::create("cgroups", 64)?;
+    trace.enable(&["lab/written"])?;
+    trace.start()?;
+    let done = work();
+    let text = stop(trace)?;
+    let written = events(&text).count();
+    let row = json!({ "held": written == 0, "part": "files of cgroups", "written": written });
+    Ok((done?, row))
 }
 
 /// A request for another target against one by an exit with its clamp, in the same VM.

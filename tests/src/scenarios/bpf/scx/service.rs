@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::query::ProgInfoIter;
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use vcpufreq_host_bpf::PINS;
@@ -44,6 +44,18 @@ pub fn refused() -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
+/// `run` with this actuator, which isn't to start: its one line.
+pub fn vm_refused() -> Result<String> {
+    let mut command = Command::new(PROGRAM);
+    command.args(["run", "--kernel", "/lab/guest-kernel", "--actuator", "scx"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    // One that starts all the same is killed.
+    let process = ServiceProcess(command.stderr(Stdio::piped()).spawn()?);
+    let (code, text) = process.ended().context("a VM is not refused")?;
+    ensure!(code == Some(2) && text.lines().count() == 1, "{text}");
+    Ok(text.trim().to_owned())
+}
+
 /// The service, running.
 pub struct ServiceProcess(Child);
 
@@ -77,7 +89,7 @@ impl ServiceProcess {
 
     /// Waits for its end; exit code, and what it wrote.
     pub fn ended(mut self) -> Result<(Option<i32>, String)> {
-        let status = wait_for("the service's end", PATIENCE, || Ok(self.0.try_wait()?))?;
+        let status = wait_for("the process' end", PATIENCE, || Ok(self.0.try_wait()?))?;
         Ok((status.code(), self.text()))
     }
 
@@ -111,10 +123,17 @@ pub fn disabled() -> Result<u128> {
 
 /// What a pCPU's runnable vCPUs add to its utilization, as the service counts it.
 pub fn sum_of(cpu: u32) -> Result<u32> {
+    Ok(sum_and_target(cpu)?.0)
+}
+
+/// The same, and what the kernel was given.
+pub fn sum_and_target(cpu: u32) -> Result<(u32, u32)> {
     let cpus = MapHandle::from_pinned_path(format!("{PINS}/scx_cpus"))?;
     let entry = cpus.lookup(&cpu.to_ne_bytes(), MapFlags::ANY)?;
-    let sum = entry.as_deref().and_then(<[u8]>::first_chunk);
-    Ok(u32::from_ne_bytes(*sum.context("no such pCPU")?))
+    let entry = entry.as_deref().context("no such pCPU")?;
+    let mut words = entry.chunks_exact(4).filter_map(<[u8]>::first_chunk);
+    let mut word = || words.next().copied().map(u32::from_ne_bytes);
+    word().zip(word()).context("a short entry")
 }
 
 /// What a service that has ended has left.
