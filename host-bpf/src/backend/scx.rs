@@ -8,8 +8,9 @@ use vcpufreq_device::kvm::PcpuTarget;
 
 use super::Shared;
 
-/// How often to look whether the scheduler is gone: clamps follow within twice that.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
+/// How often to look whether the scheduler is gone. The kernel takes some 50 ms to end it (emulated),
+/// and clamps are to be in force within 100 ms of when it begins to.
+pub(super) const LOOK: Duration = Duration::from_millis(25);
 
 impl Shared {
     /// Puts what a domain wants into force by the scheduler; `false`: that is for clamps.

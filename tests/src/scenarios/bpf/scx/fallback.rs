@@ -1,21 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest by `--actuator scx`. Its requests set no clamp as long as the service's scheduler is in
-//! force, and become clamps within a second when it is gone, for whatever reason.
+//! force, and become clamps within 100 ms when it is gone, for whatever reason.
 
 use std::process::Command;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use libbpf_rs::{ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
+use vcpufreq_device::host::effective_clamp;
+use vcpufreq_host_bpf::ScxPins;
 
 use super::super::ext_server::ExtScheduler;
 use super::deaths::stuck;
-use super::service::{ServiceProcess, disabled, left, said, scx, sysrq};
+use super::service::{ServiceProcess, disabled, in_force, left, said, scx, sysrq, vm_refused};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
+use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm, events};
+use crate::harness::wait::{SOON, settled};
+
+/// Twice what the kernel takes to end it. A VMM looks each 25 ms.
+const WITHIN_MS: u128 = 100;
 
 /// How the scheduler goes, and what is there in its place.
 type SchedulerEnd = fn(ServiceProcess) -> Result<Option<ExtScheduler>>;
@@ -43,7 +51,7 @@ const ENDS: [(&str, SchedulerEnd); 5] = [
 
 pub fn run(plan: &Plan) -> Result<Value> {
     mount_bpffs()?;
-    let without = without_service()?;
+    let without = vm_refused()?;
     let mut held = without.contains("no vcpufreq scx service runs");
     let mut rows = Vec::new();
     for (name, end) in ENDS {
@@ -55,15 +63,6 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let left = left()?;
     held &= left.is_empty();
     Ok(json!({ "held": held, "without_service": without, "rows": rows, "left": left }))
-}
-
-/// The error of a VMM's start then.
-fn without_service() -> Result<String> {
-    let mut command = Command::new("/bin/vcpufreq");
-    command.args(["run", "--kernel", "/lab/guest-kernel", "--actuator", "scx"]);
-    let (code, text) = said(&command.output()?);
-    ensure!(code == Some(2) && text.lines().count() == 1, "{text}");
-    Ok(text.trim().to_owned())
 }
 
 fn one(plan: &Plan, end: SchedulerEnd) -> Result<Value> {
@@ -80,15 +79,15 @@ fn one(plan: &Plan, end: SchedulerEnd) -> Result<Value> {
         policy.at_least(policy.max() / 3),
     );
     ask_for(&mut vm, vcpu, khz)?;
-    let in_force = vm.clamp(vcpu)?;
+    let before = vm.clamp(vcpu)?;
     let status = said(&scx(&["status"])?).1;
     let counted = status.ends_with(&format!(", {} vCPUs\n", pcpus.len()));
     let target = target(vcpu)?;
-    let another = end(service)?;
-    let ms = until(&vm, vcpu, (policy.util(khz), 1024))?;
+    let (another, ms) = ended(&vm, vcpu, (policy.util(khz), 1024), || end(service))?;
     ask_for(&mut vm, vcpu, other)?;
     // By the worker, and no longer at once.
-    let then_ms = until(&vm, vcpu, (policy.util(other), 1024))?;
+    let thread = (vm.pid(), vm.vcpu_tid(vcpu)?);
+    let then_ms = until(thread, (policy.util(other), 1024), Instant::now())?;
     let told = target.is_u64() && self::target(vcpu)?.is_null();
     let pcpu_khz = busy_khz(&mut vm, vcpu, policy)?;
     vm.quit()?;
@@ -108,27 +107,60 @@ fn one(plan: &Plan, end: SchedulerEnd) -> Result<Value> {
         another.end()?;
     }
     let stuck = stuck(&policies)?;
-    let held = in_force == (0, 1024)
+    let held = before == (0, 1024)
         && counted
         && told
         && in_events
-        && ms < 1000
-        && then_ms < 1000
+        && ms <= WITHIN_MS
+        && then_ms <= WITHIN_MS
         && pcpu_khz >= other
         && stuck.is_empty();
     Ok(json!({
-        "held": held, "clamp_before": in_force, "status": status, "clamp_after_ms": ms,
+        "held": held, "clamp_before": before, "status": status, "clamp_after_ms": ms,
         "next_clamp_after_ms": then_ms, "asked_khz": other, "pcpu_khz": pcpu_khz, "stuck": stuck,
         "target": target, "in_events": in_events,
     }))
 }
 
-/// Waits until that clamp is the vCPU's; virtual ms that it took.
-fn until(vm: &Vm, vcpu: usize, clamp: (u32, u32)) -> Result<u128> {
+/// Ends the scheduler; virtual ms from the last look that finds it in force until that clamp is the
+/// vCPU's.
+fn ended<T>(
+    vm: &Vm,
+    vcpu: usize,
+    clamp: (u32, u32),
+    end: impl FnOnce() -> Result<T>,
+) -> Result<(T, u128)> {
+    let (pins, thread) = (ScxPins::open()?, (vm.pid(), vm.vcpu_tid(vcpu)?));
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| until(thread, clamp, last_in_force(&pins)?));
+        let done = end()?;
+        let ms = watcher.join().map_err(|_| anyhow!("a thread panicked"))??;
+        Ok((done, ms))
+    })
+}
+
+/// Waits for the scheduler's end; when a look still found it in force, for the kernel and for VMMs.
+fn last_in_force(pins: &ScxPins) -> Result<Instant> {
     let start = Instant::now();
-    let now = vm.settled_clamp(vcpu, clamp)?;
+    let mut last = start;
+    loop {
+        let look = Instant::now();
+        if !in_force() || !pins.is_on() {
+            return Ok(last);
+        }
+        last = look;
+        ensure!(start.elapsed() < 10 * SOON, "the scheduler does not end");
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until that clamp is the thread's of the process; virtual ms since then.
+fn until((pid, tid): (u32, i32), clamp: (u32, u32), since: Instant) -> Result<u128> {
+    let file = format!("/proc/{pid}/task/{tid}/sched");
+    let look = || effective_clamp(&sysfs::text(&file)?).context("the kernel shows no clamp");
+    let now = settled(SOON, look, |now| *now == clamp)?;
     ensure!(now == clamp, "the clamp is {now:?}, not {clamp:?}");
-    Ok(start.elapsed().as_millis())
+    Ok(since.elapsed().as_millis())
 }
 
 /// By a program of somebody else's, loaded meanwhile.
@@ -146,7 +178,7 @@ fn busy_khz(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<u32> {
     let mut highest = 0;
     for _ in 0..100 {
         highest = highest.max(policy.khz()?);
-        std::thread::sleep(Duration::from_millis(2));
+        sleep(Duration::from_millis(2));
     }
     vm.ask("stop light")?;
     Ok(highest)
