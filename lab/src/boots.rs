@@ -262,12 +262,13 @@ const BOOTS: &[Boot] = &[
         host: Old,
         ..boot(
             Long,
-            100,
+            110,
             "2+2",
             &[
                 "bpf-page",
                 "bpf-requests",
                 "bpf-arithmetic",
+                "bpf-sum",
                 "scx-none",
                 "no-uclamp",
             ],

@@ -65,6 +65,11 @@ impl Drop for ClampGroup {
     }
 }
 
+/// Whether the kernel can clamp.
+pub fn has_uclamp() -> bool {
+    sysfs::text("/proc/sys/kernel/sched_util_clamp_min").is_ok()
+}
+
 /// Writes a utilization as a clamp's file has it: percent, with two digits.
 pub fn write_util(file: &File, util: u32) -> Result<()> {
     let percent = (util * 10_000 + 512) / 1024;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, ApplyOutcome, BpfCounters, BpfEvent, HostModule};
 
-use super::group::{ClampGroup, write_util};
+use super::group::{ClampGroup, has_uclamp, write_util};
 use super::programs::{BASE, histogram, like, start};
 use super::settled;
 use super::tiny_vm::{Deed, RAM, TinyVm};
@@ -20,12 +20,12 @@ use super::vcpu::{
 };
 use crate::harness::policy::Policy;
 use crate::harness::sys::set_deadline;
-use crate::harness::{console_commands, load, sysfs};
+use crate::harness::{console_commands, load};
 
 const MANY: u64 = 100_000;
 
 pub fn run() -> Result<Value> {
-    let uclamp = sysfs::text("/proc/sys/kernel/sched_util_clamp_min").is_ok();
+    let uclamp = has_uclamp();
     if uclamp {
         console_commands::insmod("vcpufreq_host", "")?;
     }

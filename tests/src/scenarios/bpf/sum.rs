@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Other load of a vCPU's pCPU is added to the vCPU's request, and what other vCPUs ask for there
 //! ([`waiting`]). The sum follows changes and never exceeds the vCPU's own maximum. In mode `exact`
-//! nothing is added.
+//! nothing is added. On a host without uclamp the sums are what the worker is given.
 
 use std::os::fd::AsFd as _;
 use std::thread::sleep;
@@ -11,9 +11,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::host::{SCHED_DEBUG, proc_field};
 use vcpufreq_device::{ClampMode, Util};
-use vcpufreq_host_bpf::{ActuateBy, HostModule, VcpuPolicy};
+use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostModule, VcpuPolicy};
 
-use super::group::ClampGroup;
+use super::group::{ClampGroup, has_uclamp};
 use super::vcpu::{ONE, SET_PERF, TinyVcpu, own_clamps, refresh, stores};
 use super::waiting;
 use crate::harness::console_commands;
@@ -31,12 +31,18 @@ const SETTLED: Duration = Duration::from_millis(400);
 const WITHIN: u32 = 150;
 
 pub fn run() -> Result<Value> {
-    console_commands::insmod("vcpufreq_host", "")?;
+    let uclamp = has_uclamp();
+    if uclamp {
+        console_commands::insmod("vcpufreq_host", "")?;
+    }
     set_governors("performance")?;
-    let running = std::thread::Builder::new().spawn(in_thread)?;
+    let running = std::thread::Builder::new();
+    let running = running.spawn(if uclamp { clamped } else { given_to_worker })?;
     let result = running.join().map_err(|_| anyhow!("the vCPU panicked"))??;
     set_governors("schedutil")?;
-    console_commands::unload_host_module()?;
+    if uclamp {
+        console_commands::unload_host_module()?;
+    }
     Ok(result)
 }
 
@@ -47,7 +53,46 @@ fn set_governors(governor: &str) -> Result<()> {
     Ok(())
 }
 
-fn in_thread() -> Result<Value> {
+/// Without uclamp nothing can be in force.
+fn given_to_worker() -> Result<Value> {
+    let mut vcpu = TinyVcpu::new(ActuateBy::Worker)?;
+    let _event = vcpu.vm.swallow(SET_PERF)?;
+    vcpu.how.sum = true;
+    let how = vcpu.how.clone();
+    let (held, rows) = rows(&mut vcpu, &how)?;
+    let exact = VcpuPolicy {
+        clamp: ClampMode::Exact,
+        ..how.clone()
+    };
+    let exact = beside(&mut vcpu, &exact, 50, quarter(&how))?;
+    let held = held && exact == (ASKED, ASKED);
+    Ok(json!({ "held": held, "uclamp": false, "rows": rows, "exact": exact }))
+}
+
+/// A quarter of a big pCPU's capacity.
+const ASKED: u32 = 1024 / 4;
+
+fn quarter(how: &VcpuPolicy) -> u32 {
+    how.spec.table.max().0 / 4
+}
+
+/// Beside more and more load.
+fn rows(vcpu: &mut TinyVcpu, how: &VcpuPolicy) -> Result<(bool, Vec<Value>)> {
+    let mut rows = Vec::new();
+    for percent in [0, 25, 50] {
+        let ((min, max), util) = seen_beside(vcpu, how, percent, quarter(how))?;
+        let expected = ASKED + util * 5 / 4;
+        let added = min.saturating_sub(ASKED);
+        let held = min.abs_diff(expected) <= WITHIN && max == 1024 && added >= 10 * percent;
+        rows.push(json!({
+            "percent": percent, "min": min, "utilization": util, "expected": expected,
+            "held": held && (percent > 0 || added == 0),
+        }));
+    }
+    Ok((rows.iter().all(|row| row["held"] == true), rows))
+}
+
+fn clamped() -> Result<Value> {
     let group = ClampGroup::with_current("sum")?;
     let mut vcpu = TinyVcpu::new(ActuateBy::Kfunc)?;
     let module = HostModule::open(1, 1)?;
@@ -55,19 +100,8 @@ fn in_thread() -> Result<Value> {
     let _event = vcpu.vm.swallow(SET_PERF)?;
     vcpu.how.sum = true;
     let how = vcpu.how.clone();
-    // A quarter of a big pCPU's capacity.
-    let (khz, asked) = (how.spec.table.max().0 / 4, 1024 / 4);
-    let mut rows = Vec::new();
-    for percent in [0, 25, 50] {
-        let ((min, max), util) = seen_beside(&mut vcpu, &how, percent, khz)?;
-        let expected = asked + util * 5 / 4;
-        let added = min.saturating_sub(asked);
-        let held = min.abs_diff(expected) <= WITHIN && max == 1024 && added >= 10 * percent;
-        rows.push(json!({
-            "percent": percent, "min": min, "utilization": util, "expected": expected,
-            "held": held && (percent > 0 || added == 0),
-        }));
-    }
+    let khz = quarter(&how);
+    let (rows_hold, rows) = rows(&mut vcpu, &how)?;
     let small = VcpuPolicy {
         spec: vcpufreq_device::VcpuSpec {
             capacity: Util::saturating(400),
@@ -92,11 +126,11 @@ fn in_thread() -> Result<Value> {
     sysfs::write("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0)?;
     let (fifo_held, fifo) = fifo(&mut vcpu, &how, &module, khz)?;
     let (waiting_held, other_vm) = waiting::run(&mut vcpu, &how, &module, khz)?;
-    let held = rows.iter().all(|row| row["held"] == true)
+    let held = rows_hold
         && limited == (400, 1024)
         && half_limited == (400, 1024)
-        && exact == (asked, asked)
-        && maximum == (asked, 1024)
+        && exact == (ASKED, ASKED)
+        && maximum == (ASKED, 1024)
         && none == (0, 1024)
         && follows
         && fifo_held
@@ -128,9 +162,27 @@ fn seen_beside(
     ensure!(outcome.exits == 0, "the request left the kernel");
     let own = field(&sysfs::text("/proc/thread-self/sched")?, "se.avg.util_avg")?;
     let all = utilization(vcpu.policy.cpu())?;
-    let seen = (own_clamps()?, all.saturating_sub(own));
+    let clamps = match how.actuate {
+        ActuateBy::Worker => given(vcpu)?,
+        _ => own_clamps()?,
+    };
     drop(load);
-    Ok(seen)
+    Ok((clamps, all.saturating_sub(own)))
+}
+
+/// The clamps of the request that waits.
+fn given(vcpu: &TinyVcpu) -> Result<(u32, u32)> {
+    let mut given = None;
+    let worker = vcpu.host.worker()?;
+    for event in worker.wait(Duration::from_millis(100))? {
+        if let BpfEvent::Waiting(request) = event {
+            vcpu.host.serve(&request, |_, clamp| {
+                given = Some((clamp.min.get().into(), clamp.max.get().into()));
+                anyhow::Ok(())
+            });
+        }
+    }
+    given.context("no request waits")
 }
 
 /// What the kernel's own report has of a CPU's run queue.
