@@ -215,13 +215,22 @@ const BOOTS: &[Boot] = &[
             &["bpf-page", "bpf-requests", "bpf-two-vms", "bpf-sum"],
         )
     },
+    Boot {
+        host: Rt,
+        ..boot(
+            Long,
+            300,
+            "2+2",
+            &["bpf-dip", "bpf-switch-cost", "bpf-flood"],
+        )
+    },
     boot(
         Long,
         200,
         "2+2",
         &["scx-service", "scx-requests", "scx-fallback"],
     ),
-    boot(Long, 100, "2+2", &["scx-deaths"]),
+    boot(Long, 200, "2+2", &["scx-deaths"]),
     boot(Long, 60, "2+2", &["scx-unit"]),
     // Each way of adding other load, and none: docs/bpf.md.
     boot(Long, 300, "2+2", &[CONTENDED]),

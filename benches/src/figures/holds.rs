@@ -4,6 +4,7 @@
 
 use serde_json::Value;
 
+use super::lab::reports;
 use super::markdown::{head, row};
 use crate::report_json::rows;
 
@@ -217,7 +218,7 @@ fn table(promises: &[HoldsRow], inputs: &[Value]) -> Option<String> {
     }
     let mut table = head(&["what (emulated)", "figure", "scenario"]);
     for (what, scenario, figure) in promises {
-        let reports = inputs.iter().flat_map(|input| rows(input, "results"));
+        let reports = inputs.iter().flat_map(reports);
         // A first draw counts too.
         let draws = reports.flat_map(|one| [&one["result"], &one["first_draw"]]);
         let own = draws.filter(|one| {

@@ -39,6 +39,18 @@ pub fn demo(inputs: &[Value]) -> Option<String> {
     (!table.is_empty() && rows(demo, "rows").next().is_some()).then_some(table)
 }
 
+/// Each host with what a scenario reported there. Those on real-time kernels are last: one figure is
+/// the standard kernel's.
+pub(super) fn reports(input: &Value) -> impl Iterator<Item = &Value> {
+    let on_rt = |row: &&Value| {
+        let host = row["host"].as_str();
+        host.is_some_and(|name| name.contains(" host Rt "))
+    };
+    let mut all: Vec<_> = rows(input, "results").collect();
+    all.sort_by_key(on_rt);
+    all.into_iter()
+}
+
 /// What a scenario reported on the hosts of this name's begin.
 pub(super) fn result<'a>(input: &'a Value, host: &str, scenario: &str) -> Option<&'a Value> {
     let on_host = |row: &&Value| {
@@ -46,9 +58,7 @@ pub(super) fn result<'a>(input: &'a Value, host: &str, scenario: &str) -> Option
             .as_str()
             .is_some_and(|name| name.starts_with(host))
     };
-    let mut own = rows(input, "results")
-        .filter(on_host)
-        .map(|row| &row["result"]);
+    let mut own = reports(input).filter(on_host).map(|row| &row["result"]);
     own.find(|row| {
         row["scenario"]
             .as_str()
@@ -289,6 +299,8 @@ mod tests {
         let dip = json!({ "scheduler": "FIFO", "way": "exit, cgroup", "dips": 0, "exits": 102 });
         let thread = |policy: &str, dips: u32| json!({ "scheduler": policy, "way": "thread", "dips": dips, "exits": 102 });
         let (other, fifo) = (thread("OTHER", 9), thread("FIFO", 10));
+        let on_rt = json!({ "scenario": "bpf-dip", "rows": [] });
+        results.push(json!({ "host": "2+2 host Rt guest", "result": on_rt }));
         let dips_result = json!({ "scenario": "bpf-dip", "rows": [dip, other, fifo] });
         results.push(json!({ "host": "2+2 host", "result": dips_result }));
         let input = [json!({ "results": results })];

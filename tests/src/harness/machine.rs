@@ -29,8 +29,7 @@ pub fn mount_traces() -> Result<()> {
 pub fn calm_kernel() -> Result<()> {
     // On an RT kernel interrupts are real-time threads, which run at the maximum by default. A pCPU
     // would never run at its guest's request, and a guest would never request less.
-    // /sys/kernel/realtime was in the RT patches; mainline has none.
-    if sysfs::text("/proc/version")?.contains("PREEMPT_RT") {
+    if is_rt()? {
         uclamp::first_use(Some(0))?;
     }
     // It samples memory 200 times a second.
@@ -39,6 +38,12 @@ pub fn calm_kernel() -> Result<()> {
         sysfs::write(damon, "N")?;
     }
     kernel_log::calm()
+}
+
+/// Whether the kernel is a real-time one.
+pub fn is_rt() -> Result<bool> {
+    // /sys/kernel/realtime was in the RT patches; mainline has none.
+    Ok(sysfs::text("/proc/version")?.contains("PREEMPT_RT"))
 }
 
 pub fn mount_at(kind: &str, path: &str) -> Result<()> {

@@ -17,7 +17,7 @@ use super::scx::{ServiceProcess, scx};
 use super::tiny_vm::{Deed, TinyVm};
 use super::vcpu::own_clamp;
 use crate::harness::dips::{Dips, LIGHT_US, dips};
-use crate::harness::machine::mount_bpffs;
+use crate::harness::machine::{is_rt, mount_bpffs};
 use crate::harness::policy::Policy;
 use crate::harness::sys::{set_clamp, set_deadline, set_fifo_priority, set_policy_of};
 use crate::harness::trace::Trace;
@@ -64,7 +64,8 @@ const CHANGES: usize = 100;
 /// Turns of the guest's loop in 4 ms: three instructions of 2 ns each.
 const TURNS: u64 = 4_000_000 / 6;
 
-/// Every way, on each scheduler: no dips by a cgroup, from every writer, nor by scx.
+/// Every way, on each scheduler: no dips by a cgroup, from every writer but a real-time kernel's worker,
+/// nor by scx.
 pub fn run() -> Result<Value> {
     console_commands::insmod("vcpufreq_host", "")?;
     // A FIFO thread starts with the maximum as its own clamp.
@@ -73,7 +74,13 @@ pub fn run() -> Result<Value> {
     let bandwidth = sysfs::text(BANDWIDTH)?;
     sysfs::write(BANDWIDTH, -1)?;
     let mut rows = Vec::new();
+    // irq_work/N, of priority 1, wakes the worker there. Below a FIFO vCPU it waits until that sleeps;
+    // above another one it is queued, and the frequency dips.
+    let without = is_rt()?.then_some(Way::WorkerGroup);
     for (way, name, schedulers) in WAYS {
+        if Some(way) == without {
+            continue;
+        }
         let service = match way {
             Way::Scx => {
                 mount_bpffs()?;
