@@ -28,6 +28,11 @@ impl Shared {
         self.scx_is_on().then(|| self.host.target(pcpu)).flatten()
     }
 
+    /// Whether [`Self::look_at_scx`] may find it gone.
+    pub(super) fn looks_at_scx(&self) -> bool {
+        self.scx.as_ref().is_some_and(|scx| !scx.left.load(SeqCst))
+    }
+
     /// When the scheduler is gone, has what the domains want put into force by clamps, once: the
     /// programs leave later requests to the worker.
     pub(super) fn look_at_scx(&self) {

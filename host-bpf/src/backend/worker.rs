@@ -70,10 +70,9 @@ impl Shared {
     fn serve(&self, worker: &WorkerEvents) -> Result<(), String> {
         let mut waiting: Vec<WorkerRequest> = Vec::new();
         let mut detector = LossDetector::new(self.host.missed().unwrap_or(0));
-        let (mut look_at, mut sweep_at, mut gone) = (0, 0, false);
+        let (mut look_at, mut scx_at, mut sweep_at, mut gone) = (0, 0, 0, false);
         let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
         let mut cpu_before = host::thread_cpu_time();
-        let look_every = self.scx.as_ref().map_or(LOOK, |_| super::scx::LOOK);
         while !self.stop.load(SeqCst) {
             let now = host::monotonic_ns();
             // Requests over the limit get a turn now and then.
@@ -81,7 +80,12 @@ impl Shared {
                 Some(ns) => ns.max(turn_at),
                 None => now,
             });
-            let until = due.min().unwrap_or(look_at).min(look_at);
+            let look = if self.looks_at_scx() {
+                scx_at.min(look_at)
+            } else {
+                look_at
+            };
+            let until = due.min().unwrap_or(look).min(look);
             let until = Duration::from_nanos(until.saturating_sub(now));
             let events = worker.wait(until).map_err(|error| error.to_string())?;
             for event in events {
@@ -110,13 +114,16 @@ impl Shared {
                 };
                 self.serve_one(&request, &mut changing)
             });
+            if now >= scx_at {
+                scx_at = now + ns(super::scx::LOOK);
+                self.look_at_scx();
+            }
             if now >= look_at {
-                look_at = now + ns(look_every);
+                look_at = now + ns(LOOK);
                 if now >= sweep_at {
                     sweep_at = now + ns(SWEEP);
                     self.host.sweep();
                 }
-                self.look_at_scx();
                 self.look_at_module();
                 self.all_domains().for_each(|domain| self.time(domain));
                 self.look_for_dropped(&mut waiting);
