@@ -29,9 +29,10 @@ static __always_inline struct task_struct *thread_of(const struct vcpufreq_bpf_v
 /*
  * Has every vCPU of a domain ask for what the domain wants. Returns 1; 0 when
  * the service's scheduler is gone, and clamps are to do it, or others ask as fast
- * as this can follow, and the worker is to try.
+ * as this can follow, and the worker is to try. `own` is the current thread's
+ * vCPU, plus 1; 0 if it has none.
  */
-__noinline int ask_scx(__u32 number)
+__noinline int ask_scx(__u32 number, __u32 own)
 {
 	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
 	const struct vcpufreq_bpf_policy *policy;
@@ -47,6 +48,11 @@ __noinline int ask_scx(__u32 number)
 			policy = policy_of(id);
 			if (!policy || policy->domain != number)
 				continue;
+			/* To find a thread by its number takes longer. */
+			if (id + 1 == own) {
+				scx_request(bpf_get_current_task_btf(), scx_wanted(clamp));
+				continue;
+			}
 			p = thread_of(v, id);
 			if (!p)
 				continue;

@@ -326,7 +326,8 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 	}
 	if (by_module)
 		return actuate(vcpu, policy, domain, event);
-	if (policy->actuator == VCPUFREQ_BPF_SCX && ask_scx(event->domain)) {
+	if (policy->actuator == VCPUFREQ_BPF_SCX &&
+	    ask_scx(event->domain, event->writer + 1)) {
 		count(&vcpu->in_kernel);
 		return VCPUFREQ_BPF_IN_KERNEL;
 	}
@@ -440,7 +441,7 @@ int vcpufreq_leave(struct vcpufreq_bpf_call *call)
 SEC("syscall")
 int vcpufreq_scx(struct vcpufreq_bpf_call *call)
 {
-	return ask_scx(call->vcpu) ? 0 : -ENOENT;
+	return ask_scx(call->vcpu, 0) ? 0 : -ENOENT;
 }
 
 /* After what a page follows from has changed other than by a trace event. */

@@ -32,10 +32,16 @@ const TURNS: u64 = 4_000_000 / 6;
 const SETTLING: u64 = 24;
 /// Each for what is in force.
 const MANY: u64 = 20_000;
-/// Each for another target.
-const FEW: u64 = 700;
-/// A request by scx of one by `exit`.
-const AT_MOST_PERCENT: u64 = 40;
+/// Each for another target, from [`FROM_KHZ`] to the maximum.
+const FEW: u64 = 375;
+/// Of these requests: a tick in a burst of 5 ms counts as much as a target.
+const BURSTS: usize = 9;
+/// More than one step of a target, which is of four fifths of a request.
+const TARGET_STEP_KHZ: u32 = 2 * STEP_KHZ;
+/// A request by scx of one by `exit`: it takes 42.
+const AT_MOST_PERCENT: u64 = 44;
+/// Until little is left of what a vCPU has used: by half each 32 ms.
+const REST: Duration = Duration::from_millis(300);
 /// A vCPU that is seldom busy: what it uses counts little.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -128,22 +134,45 @@ fn alone(policy: &Policy) -> Result<Value> {
     // What a thread of the kernel's uses is added.
     let mut above = writes.iter().zip(&order);
     let above = above.all(|(seen, khz)| seen.khz >= *khz);
+    let few = stores(FEW, FROM_KHZ, TARGET_STEP_KHZ);
+    let targets = targets_set(&mut vcpu, few)?;
+    let bursts = (0..BURSTS).map(|_| {
+        std::thread::sleep(REST);
+        Ok(vcpu.timed(few, |_, _| ())?.1)
+    });
+    let mut bursts = bursts.collect::<Result<Vec<u64>>>()?;
+    bursts.sort_unstable();
+    let new_ns = bursts[BURSTS / 2];
     let (_, unchanged_ns) = vcpu.timed(stores(MANY, FROM_KHZ, 0), |_, _| ())?;
-    let (_, new_ns) = vcpu.timed(stores(FEW, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let requests = u64::try_from(order.len())? + SETTLING;
     let in_kernel = counters.in_kernel + counters.unchanged == requests && counters.to_worker == 0;
     let held = exits == 0
         && clamps == (0, 1024)
         && in_kernel
         && writes.len() == order.len()
+        && targets * 100 >= FEW * 95
         && above
         && right + 3 >= order.len();
     Ok(json!({
         "held": held, "part": "alone", "exits": exits, "clamps": clamps, "requests": requests,
         "in_kernel": counters.in_kernel, "right_before_entry": right,
-        "unchanged_virtual_ns": unchanged_ns, "new_virtual_ns": new_ns,
+        "unchanged_virtual_ns": unchanged_ns, "new_virtual_ns": new_ns, "targets_set": targets,
+        "bursts_virtual_ns": bursts,
         "wrong": wrong(&writes, &order, policy),
     }))
+}
+
+/// How often the kernel gets a target while a vCPU that has slept makes these requests. What it uses
+/// then is less than it asks for.
+fn targets_set(vcpu: &mut TinyVcpu, deed: Deed) -> Result<u64> {
+    let _probe = Probe::set('p', "target", "scx_bpf_cpuperf_set")?;
+    let trace = Instance::create("targets", 256)?;
+    trace.enable(&["lab/target"])?;
+    std::thread::sleep(REST);
+    trace.start()?;
+    vcpu.vm.run(deed, |_, _| ())?;
+    let text = stop(trace)?;
+    Ok(u64::try_from(events(&text).count())?)
 }
 
 fn wrong(writes: &[AtEntry], order: &[u32], policy: &Policy) -> Value {
