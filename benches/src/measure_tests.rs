@@ -79,7 +79,7 @@ fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
         marks: vec![mark("start", 1050), mark("end", 5000), mark("done", 9000)],
         figures: [("turns".to_owned(), 7), ("done".to_owned(), 2)].into(),
         threads: vec![LOAD],
-        targets: Vec::new(),
+        targets: None,
         khz_before: vec![600, 700],
         clock_error_us: 0,
         khz_at_rest: vec![600, 700],

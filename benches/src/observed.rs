@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::load_log::Mark;
-use crate::pcpu_targets::TargetChange;
+
 use crate::trace::RepeatEvents;
 
 /// One repeat.
@@ -18,8 +18,8 @@ pub struct Observed {
     pub figures: BTreeMap<String, u64>,
     /// The threads that carried it: the load's own, or the vCPUs'.
     pub threads: Vec<i32>,
-    /// What was added to pCPUs' utilization for vCPUs, by `scx` alone.
-    pub targets: Vec<TargetChange>,
+    /// Sum and target of the load's pCPU, sampled beside another repeat.
+    pub targets: Option<[u64; 2]>,
     /// Each cluster's frequency when the trace began, in kHz.
     pub khz_before: Vec<u32>,
     /// What each cluster rests at, in kHz: its lowest frequency, or a server's reservation.

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 use crate::machine::{BenchMachine, Cluster};
 use crate::observed::Observed;
-use crate::pcpu_targets::over_time;
 
 /// µs at each frequency in kHz; 0 where nothing was requested.
 pub type TimeAtFreq = BTreeMap<u64, u64>;
@@ -24,10 +23,8 @@ struct Sums {
     own_us: u64,
     /// For which it ran other threads.
     others_us: u64,
-    /// Of vCPUs on that pCPU, sum and target, each times its µs.
+    /// Of vCPUs on that pCPU, sum and target.
     targets: Option<[u64; 2]>,
-    /// How long the load lasted.
-    us: u64,
 }
 
 impl Sums {
@@ -45,12 +42,7 @@ impl Sums {
         self.own_us += observed.ran_us(start.cpu, (from, to), own);
         let others = |tid| tid != 0 && !own(tid);
         self.others_us += observed.ran_us(start.cpu, (from, to), others);
-        let targets = over_time(&observed.targets, start.cpu, (from, to));
-        if let Some([sum, target]) = targets {
-            let all = self.targets.get_or_insert_default();
-            *all = [all[0] + sum, all[1] + target];
-        }
-        self.us += to - from;
+        self.targets = self.targets.or(observed.targets);
         Some(())
     }
 }
@@ -89,7 +81,7 @@ pub fn json(machine: &BenchMachine, observed: &[Observed]) -> Option<Value> {
     for one in observed {
         sums.add(machine, one)?;
     }
-    let mean = |part: usize| Some(sums.targets?[part] / sums.us.max(1));
+    let mean = |part: usize| Some(sums.targets?[part]);
     let pairs = |times: TimeAtFreq| times.into_iter().collect::<Vec<_>>();
     Some(json!({
         "ran_us": pairs(sums.ran), "requested_us": pairs(sums.requested),

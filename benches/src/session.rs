@@ -2,9 +2,6 @@
 //! One variant, from the start of its load programs to their end, and each
 //! repeat from the settled state to what was observed.
 
-use std::thread::sleep;
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail};
 use vcpufreq_load::load_log::LoadLog;
 use vcpufreq_load::work::now_ns;
@@ -12,11 +9,11 @@ use vcpufreq_load::work::now_ns;
 use crate::args::BenchArgs;
 use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, keep_aside};
+use crate::host_view::{TargetSampler, means};
 use crate::load_client::LoadClient;
-use crate::load_log::marks;
+use crate::load_log::{Mark, marks};
 use crate::machine::{BenchMachine, Cluster};
 use crate::observed::{Observed, Unsettled};
-use crate::pcpu_targets::EventsFile;
 use crate::progress::Progress;
 use crate::rest::{Rounds, SideAboveMinimum, settled};
 use crate::scenario::{Hold, Scenario, expanded};
@@ -29,8 +26,6 @@ const SETTLE_ROUNDS: u32 = 12;
 /// Wake-ups of each CPU in a round, and µs between them: 0.4 s, in which load
 /// tracking halves 12 times, and util_est loses a quarter at each.
 const WAKES: &str = "20 20000";
-/// Longer than a VMM takes to write its events.
-const EVENTS_WITHIN: Duration = Duration::from_millis(100);
 /// Questions for the other clock; the tightest answers count.
 const CLOCK_QUESTIONS: u32 = 6;
 
@@ -46,7 +41,7 @@ pub struct Session<'a> {
     /// What the last settled state left above its minimum.
     rest: Vec<SideAboveMinimum>,
     // Ended after its guests.
-    scx: Option<(ScxProcess, EventsFile)>,
+    scx: Option<ScxProcess>,
 }
 
 impl<'a> Session<'a> {
@@ -59,22 +54,17 @@ impl<'a> Session<'a> {
         args: &BenchArgs,
     ) -> Result<Self> {
         let scx = (variant == Variant::Scx)
-            .then(|| anyhow::Ok((ScxProcess::start()?, EventsFile::new()?)))
+            .then(ScxProcess::start)
             .transpose()?;
         let host = LoadClient::on_host()?;
         let clamp = ["--clamp", &args.clamp];
         let bridge = variant.bridge().map(|more| [&clamp, more].concat());
-        let boot = |events: Option<&str>| {
-            let events = events.map(|path| ["--events", path]);
-            let bridge = bridge
-                .as_ref()
-                .map(|words| [words, events.as_slice().as_flattened()].concat());
-            Guest::boot(machine, bridge.as_deref(), words, &args.guest)
+        let guest = |wanted: bool| -> Result<_> {
+            let wanted = wanted && variant != Variant::Host;
+            let guest = wanted.then(|| Guest::boot(machine, bridge.as_deref(), words, &args.guest));
+            guest.transpose()
         };
-        let events = scx.as_ref().map(|(_, events)| events.path());
-        let has_guest = variant != Variant::Host;
-        let guest = has_guest.then(|| boot(events.as_deref())).transpose()?;
-        let second = (has_guest && two).then(|| boot(None)).transpose()?;
+        let (guest, second) = (guest(true)?, guest(two)?);
         Ok(Self {
             machine,
             variant,
@@ -104,15 +94,27 @@ impl<'a> Session<'a> {
                 Ok(observed)
             })
             .collect::<Result<Vec<_>>>();
-        if let (Ok(observed), Some((_, events))) = (&mut observed, &self.scx) {
-            sleep(EVENTS_WITHIN);
-            let targets = events.targets()?;
-            observed
-                .iter_mut()
-                .for_each(|one| one.targets.clone_from(&targets));
+        if let (Ok([first, ..]), Some(_)) = (observed.as_deref_mut(), &self.scx) {
+            first.targets = self.targets(scenario, trace)?;
         }
         self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
         observed
+    }
+
+    /// What the host knows of the load's pCPU, beside one more repeat.
+    fn targets(&mut self, scenario: &Scenario, trace: &RepeatTrace) -> Result<Option<[u64; 2]>> {
+        let vmm = self.guest.as_ref().and_then(|guest| guest.processes.last());
+        let sampler = TargetSampler::start(*vmm.context("scx is for guests")?);
+        let repeat = self.once(scenario, trace, 0);
+        let (samples, repeat) = (sampler.samples()?, repeat?);
+        let of = |start: Mark| {
+            Some(means(
+                &samples,
+                start.cpu,
+                (start.us, repeat.marks.last()?.us),
+            ))
+        };
+        Ok(repeat.start().and_then(of).flatten())
     }
 
     fn write_in_guest(
@@ -176,7 +178,7 @@ impl<'a> Session<'a> {
             marks: marks(&first, offset, |cpu| self.pcpu_of(cpu))?,
             figures: first.figures,
             threads,
-            targets: Vec::new(),
+            targets: None,
             khz_before,
             khz_at_rest: self.khz_at_rest(),
             rest: texts(&self.rest),

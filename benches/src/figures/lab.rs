@@ -39,8 +39,8 @@ pub fn demo(inputs: &[Value]) -> Option<String> {
     (!table.is_empty() && rows(demo, "rows").next().is_some()).then_some(table)
 }
 
-/// Each host with what a scenario reported there. Those on real-time kernels are last: one figure is
-/// the standard kernel's.
+/// Each host with what a scenario reported there. Those on real-time kernels are last: a table that
+/// takes the first one has the standard kernel's.
 pub(super) fn reports(input: &Value) -> impl Iterator<Item = &Value> {
     let on_rt = |row: &&Value| {
         let host = row["host"].as_str();
