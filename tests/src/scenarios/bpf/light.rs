@@ -74,8 +74,8 @@ pub fn run() -> Result<Value> {
     let bandwidth = sysfs::text(BANDWIDTH)?;
     sysfs::write(BANDWIDTH, -1)?;
     let mut rows = Vec::new();
-    // irq_work/N, of priority 1, wakes the worker there. Below a FIFO vCPU it waits until that sleeps;
-    // above another one it is queued, and the frequency dips.
+    // irq_work/N, a FIFO thread of priority 1, wakes the worker there. It waits until a FIFO vCPU
+    // sleeps. It runs before an OTHER vCPU, and its enqueue makes the frequency dip.
     let without = is_rt()?.then_some(Way::WorkerGroup);
     for (way, name, schedulers) in WAYS {
         if Some(way) == without {

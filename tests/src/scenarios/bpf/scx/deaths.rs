@@ -19,8 +19,8 @@ use crate::harness::sysfs;
 use crate::harness::wait::{SOON, settled, wait_until};
 
 const KILLS: u32 = 50;
-/// The moments that they come at: of each other VMM from its start on, of the others from when it is at
-/// work.
+/// The moments that they come at: for every second VMM after its start, for the others after its first
+/// request.
 const OF_START_US: u32 = 3_000_000;
 const OF_WORK_US: u32 = 100_000;
 
@@ -105,7 +105,8 @@ fn kills(service: &ServiceProcess, before: (usize, usize, usize)) -> Result<Valu
     let pins = ScxPins::open()?;
     let mut random = Random::new(KILLS);
     for n in 0..KILLS {
-        let others = pins.vcpus();
+        // The last one leaves when it is switched out.
+        let others = settled(SOON, || Ok(pins.vcpus()), |vcpus| *vcpus == 0)?;
         let mut child = guest()?;
         let within = match n % 2 {
             0 => OF_START_US,

@@ -82,13 +82,13 @@ fn one(plan: &Plan, end: SchedulerEnd) -> Result<Value> {
     let before = vm.clamp(vcpu)?;
     let status = said(&scx(&["status"])?).1;
     let counted = status.ends_with(&format!(", {} vCPUs\n", pcpus.len()));
-    let target = target(vcpu)?;
+    let target = busy_target(&mut vm, vcpu)?;
     let (another, ms) = ended(&vm, vcpu, (policy.util(khz), 1024), || end(service))?;
     ask_for(&mut vm, vcpu, other)?;
     // By the worker, and no longer at once.
     let thread = (vm.pid(), vm.vcpu_tid(vcpu)?);
     let then_ms = until(thread, (policy.util(other), 1024), Instant::now())?;
-    let told = target.is_u64() && self::target(vcpu)?.is_null();
+    let told = target.as_u64() > Some(0) && self::target(vcpu)?.is_null();
     let pcpu_khz = busy_khz(&mut vm, vcpu, policy)?;
     vm.quit()?;
     let in_events = events()?.iter().any(|event| {
@@ -139,7 +139,8 @@ fn ended<T>(
     })
 }
 
-/// Waits for the scheduler's end; when a look still found it in force, for the kernel and for VMMs.
+/// Waits for the scheduler's end. Returns the time of the last look that found it in force, both by the
+/// kernel's files and by what VMMs look at.
 fn last_in_force(pins: &ScxPins) -> Result<Instant> {
     let start = Instant::now();
     let mut last = start;
@@ -170,6 +171,14 @@ fn too_high_a_target() -> Result<()> {
     let program = object.progs_mut().next().context("no program")?;
     program.test_run(ProgramInput::default())?;
     disabled().map(drop)
+}
+
+/// The target that the stats have once the vCPU has been seen busy. It uses less than it asks for.
+fn busy_target(vm: &mut Vm, vcpu: usize) -> Result<Value> {
+    vm.ask(format!("start light periodic {vcpu} 20000 4000"))?;
+    let target = settled(SOON, || target(vcpu), |target| target.as_u64() > Some(0));
+    vm.ask("stop light")?;
+    target
 }
 
 /// The highest frequency of its pCPU while the vCPU has a little to do.
