@@ -114,9 +114,13 @@ fn actuator(word: &str) -> Result<ActuateBy> {
 fn spawn(by: &str, deed: &str) -> Result<Child> {
     let mut command = Command::new("/init");
     command.args(["bpf-flood", by, deed]).stdout(Stdio::piped());
-    let child = command.spawn()?;
-    // Until its guest runs.
-    std::thread::sleep(Duration::from_secs(2));
+    let mut child = command.spawn()?;
+    let stdout = child.stdout.as_mut().context("no stdout")?;
+    // A line: its guest runs.
+    let mut byte = [0];
+    while byte != *b"\n" {
+        stdout.read_exact(&mut byte)?;
+    }
     Ok(child)
 }
 
