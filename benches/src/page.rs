@@ -277,7 +277,7 @@ fn loads(report: &Value, title: &str) -> String {
         false => format!(
             "<details><summary>Load of the pCPU</summary><div class=\"wide\"><table>\
              <tr><th>% of the load's time</th><th>the load, or its vCPU</th><th>other threads</th>\
-             <th>targets of vCPUs, mean of 1,024</th><th>of these in force</th></tr>\n\
+             <th>mean sum of vCPUs' targets (in 1/1024)</th><th>in force of it</th></tr>\n\
              {lines}</table></div></details>\n"
         ),
     }

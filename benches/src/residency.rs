@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long the load's pCPU ran at each frequency and for which threads, how long its vCPU requested
-//! which frequency, and what was added for vCPUs, while the load lasted. Of all repeats of a scenario.
+//! How long the load's pCPU ran at each frequency and for which threads, and how long its vCPU
+//! requested which frequency, while the load lasted. From the trace, of all repeats of a scenario. What
+//! was added for vCPUs is of one more repeat.
 
 use std::collections::BTreeMap;
 

@@ -9,7 +9,6 @@ use vcpufreq_load::work::now_ns;
 use crate::args::BenchArgs;
 use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, keep_aside};
-use crate::host_view::{TargetSampler, means};
 use crate::load_client::LoadClient;
 use crate::load_log::{Mark, marks};
 use crate::machine::{BenchMachine, Cluster};
@@ -18,6 +17,7 @@ use crate::progress::Progress;
 use crate::rest::{Rounds, SideAboveMinimum, settled};
 use crate::scenario::{Hold, Scenario, expanded};
 use crate::scx::ScxProcess;
+use crate::target_sampler::{TargetSampler, means};
 use crate::trace::RepeatTrace;
 use crate::variant::Variant;
 

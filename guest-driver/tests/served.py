@@ -46,14 +46,14 @@ class Device:
         """The device ends with the emulator."""
 
 
-def tell_emulator(path, command, arguments={}):
+def tell_emulator(path, command, arguments=None):
     """What the emulator answers to a command at its control socket."""
     with socket.socket(socket.AF_UNIX) as qmp:
         qmp.connect(path)
         answers = qmp.makefile()
         answers.readline()
         for command in [{"execute": "qmp_capabilities"},
-                        {"execute": command, "arguments": arguments}]:
+                        {"execute": command, "arguments": arguments or {}}]:
             qmp.sendall(json.dumps(command).encode())
             while "return" not in (answer := json.loads(answers.readline())):
                 if "error" in answer:

@@ -143,7 +143,7 @@ impl Supervisor<'_> {
     fn go_on(&mut self, why: Fate) -> anyhow::Result<()> {
         if let Some(machine) = self.machine.take() {
             let left = machine.end()?;
-            match left.lives && (left.some_ended || why == Fate::Plugged) {
+            match left.goes_on(why) {
                 true => self.start(left.vmm, &left.threads),
                 false => forget(&left.vmm),
             }

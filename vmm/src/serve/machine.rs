@@ -71,10 +71,15 @@ pub struct LeftVmm {
     pub vmm: ServedVmm,
     /// The threads of its vCPUs, as far as they live.
     pub threads: Vec<Option<Tid>>,
-    /// It goes on.
-    pub lives: bool,
-    /// vCPUs have ended.
-    pub some_ended: bool,
+    lives: bool,
+    some_ended: bool,
+}
+
+impl LeftVmm {
+    /// Whether it goes on with other vCPUs, if this has ended its bridge.
+    pub fn goes_on(&self, why: Fate) -> bool {
+        self.lives && (self.some_ended || why == Fate::Plugged)
+    }
 }
 
 /// Gives `vmm` its memory before its vCPUs' threads are known. From then on it is as one that is

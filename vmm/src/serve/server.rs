@@ -31,10 +31,8 @@ pub struct Server {
 
 /// Why a VM isn't served any longer.
 enum End {
-    /// It has ended, or a vCPU of it.
-    Vm,
-    /// A vCPU of it is there again.
-    Plugged,
+    /// It has ended, or has other vCPUs.
+    Vm(Fate),
     /// It is to be served in other cgroups.
     Moved,
     /// The server ends, with this exit code.
@@ -110,12 +108,12 @@ impl Server {
                     return Some(ERROR);
                 }
             };
+            let goes_on = matches!(why, Ok(End::Vm(why)) if left.goes_on(why));
             (vmm, threads) = (left.vmm, left.threads);
             match why {
                 // With the vCPUs that it has now.
-                Ok(End::Vm) if left.lives && left.some_ended => {}
-                Ok(End::Plugged) if left.lives => {}
-                Ok(End::Vm | End::Plugged) => return None,
+                Ok(End::Vm(_)) if goes_on => {}
+                Ok(End::Vm(_)) => return None,
                 Ok(End::Server(code)) => return Some(code),
                 Ok(End::Moved) => warn(&format!("process {pid}: its vCPUs have other cgroups now")),
                 Err(error) => return failed(error.into()),
@@ -135,8 +133,7 @@ impl Server {
                 match machine.look(&self.served) {
                     Fate::Same => next_look = now + LOOK_EVERY,
                     Fate::Moved => return Ok(End::Moved),
-                    Fate::Ended => return Ok(End::Vm),
-                    Fate::Plugged => return Ok(End::Plugged),
+                    why @ (Fate::Ended | Fate::Plugged) => return Ok(End::Vm(why)),
                 }
             }
             let until = match next_hearing > now {
@@ -168,7 +165,7 @@ impl Server {
                     next_hearing = now + HEAR_EVERY;
                 }
                 // A VMM sends nothing: it has closed the connection, or has ended.
-                Ready::File(_) => return Ok(End::Vm),
+                Ready::File(_) => return Ok(End::Vm(Fate::Ended)),
                 Ready::Signal(_) => return Ok(End::Server(0)),
             }
         }

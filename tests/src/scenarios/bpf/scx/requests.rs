@@ -80,7 +80,7 @@ fn parts(policy: &Policy) -> Result<(bool, Value)> {
     Ok((held, json!(rows)))
 }
 
-/// How many files of cgroups anybody writes meanwhile.
+/// How many files of cgroups are written meanwhile.
 fn files_written<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Value)> {
     let _probe = Probe::set('p', "written", "cgroup_file_write")?;
     let trace = Instance::create("cgroups", 64)?;
