@@ -15,8 +15,7 @@
 //!   leaves all as it was. Another user's VMM is a line too.
 //! - A second VMM at the same socket is refused, with one line, while the first is served. One
 //!   without vCPUs delays none.
-//! - A vCPU that ends is served no longer: its thread's number may become another's. The VM is served
-//!   on until its last vCPU ends, by a later server too. A vCPU that is there again is served.
+//! - vCPUs come and go: `vcpus.rs`.
 //! - A server that can't serve any longer ends, with an exit code that tells.
 //! - A VM's process has no rights of the server, none of its files but those of the VM, and leaves
 //!   nothing when it is killed.
@@ -27,6 +26,7 @@
 
 mod guest;
 mod server;
+mod vcpus;
 mod vmm;
 
 use std::{
@@ -58,16 +58,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// What a service manager calls the socket.
 const SOCKET: &str = "vcpufreq.socket";
 const GONE: u32 = u32::MAX;
-/// Of the second vCPU's page.
-const CUR_PERF_1: u64 = 0x2000;
-const SET_PERF_1: u64 = 0x2004;
-const TWO_VCPUS: [&str; 5] = [
-    "--cpus=2",
-    "--pin=0=0",
-    "--pin=1=1",
-    "--table=0-1=500000,1000000",
-    "--capacity=0-1=1024",
-];
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
 /// The exit code of errors, as in --help.
@@ -301,45 +291,6 @@ fn a_vm_of_a_killed_qemu_command_is_taken_over_by_its_pid() {
 }
 
 #[test]
-fn a_vm_with_a_vcpu_too_many_is_refused_unless_it_was_plugged_in_later() {
-    if skipped() {
-        return;
-    }
-    let (dir, socket) = socket();
-    let path = dir.path().join("qmp");
-    let listener = UnixListener::bind(&path).unwrap();
-    // QEMU's side, which lists the vCPU's thread so many times.
-    let list = |vmm: &Vmm, vcpus: u32| {
-        let (mut qmp, _) = listener.accept().unwrap();
-        let thread = vmm.vcpu();
-        let cpus =
-            (0..vcpus).map(|vcpu| format!("{{\"cpu-index\": {vcpu}, \"thread-id\": {thread}}}"));
-        let cpus = cpus.collect::<Vec<_>>().join(",");
-        writeln!(qmp, "{{\"QMP\": {{}}}}\n{{\"return\": [{cpus}]}}").unwrap();
-        qmp
-    };
-    let server = Server::start_by(&socket, &path);
-    server.hear("waits at");
-    let mut vmm = Vmm::served_at(&socket);
-    let _qmp = list(&vmm, 2);
-    server.hear("it has 2 vCPUs; start the server with --cpus 2");
-    vmm.end();
-    let mut vmm = Vmm::served_at(&socket);
-    let qmp = list(&vmm, 1);
-    vmm.ask("request 700000");
-    wait_until("the request", || server.asked() == Some(700_000));
-    server.end(Signal::SIGTERM);
-    drop(qmp);
-    let server = Server::start_by(&socket, &path);
-    server.hear("takes process");
-    let _qmp = list(&vmm, 2);
-    wait_until("the next server", || server.asked() == Some(700_000));
-    vmm.end();
-    server.hear("has ended");
-    server.end(Signal::SIGTERM);
-}
-
-#[test]
 fn a_vm_that_qemu_pauses_or_resets_has_no_request() {
     if skipped() {
         return;
@@ -418,106 +369,6 @@ fn a_vmm_without_vcpus_is_not_waited_for() {
     assert!(line.contains("at the same socket"), "{line}");
     vmm.end();
     server.end(Signal::SIGTERM);
-}
-
-#[test]
-fn a_vcpu_is_served_until_it_ends_and_when_it_is_there_again() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
-    let vm = [&TWO_VCPUS[..], &["--domain=0-1=0"]].concat();
-    let server = Server::start_for(&socket, &vm);
-    server.hear("waits at");
-    let mut vmm = Vmm::with_vcpus(&socket, 2);
-    vmm.ask("request 500000");
-    vmm.ask(&format!("store {SET_PERF_1} 1000000"));
-    wait_until("the last request to count", || {
-        server.asked() == Some(1_000_000)
-    });
-    vmm.ask("end 1");
-    server.hear("has ended vCPU 1: ");
-    wait_until("vCPU 0 to be served on", || server.asked() == Some(500_000));
-    assert_eq!((vmm.pcpus(), vmm.is_kept()), (1, true));
-    // Without a thread it has the highest OPP, and no look finds another.
-    assert_eq!(vmm.ask(&format!("read {CUR_PERF_1}")), "1000000");
-    let of_vcpu_1 = &server.stats()["vcpus"][1];
-    assert_eq!(of_vcpu_1["counts"]["source_failures"], 0, "{of_vcpu_1}");
-    server.end(Signal::SIGTERM);
-    let server = Server::start_for(&socket, &vm);
-    server.hear("takes process");
-    wait_until("the next server", || server.asked() == Some(500_000));
-    vmm.ask("begin 1");
-    server.hear("has vCPU 1 again: ");
-    vmm.ask(&format!("store {SET_PERF_1} 1000000"));
-    wait_until("vCPU 1", || server.asked() == Some(1_000_000));
-    vmm.ask("end 1");
-    server.hear("has ended vCPU 1: ");
-    wait_until("the last but one", || server.asked() == Some(500_000));
-    vmm.ask("end 0");
-    server.hear("has ended vCPU 0: ");
-    assert!(!vmm.is_kept());
-    assert_eq!(vmm.cur_perf(), GONE);
-    Vmm::with_vcpus(&socket, 2).end();
-    server.end(Signal::SIGTERM);
-}
-
-#[test]
-fn vcpus_may_end_while_others_have_ended() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
-    let server = Server::start_for(
-        &socket,
-        &[
-            "--cpus=4",
-            "--table=0-3=500000,1000000",
-            "--capacity=0-3=1024",
-        ],
-    );
-    server.hear("waits at");
-    let mut vmm = Vmm::with_vcpus(&socket, 4);
-    vmm.ask("end 3");
-    server.hear("has ended vCPU 3: ");
-    // While the others' bridge begins.
-    vmm.ask("end 2");
-    vmm.ask("end 1");
-    vmm.ask("request 500000");
-    wait_until("vCPU 0 to be served on", || {
-        let vcpus = &server.stats()["vcpus"];
-        vcpus[0]["asks_khz"] == 500_000 && vcpus[1]["asks_khz"].is_null()
-    });
-    vmm.end();
-    server.end(Signal::SIGTERM);
-}
-
-#[test]
-fn a_prefix_serves_the_vcpus_that_are_left() {
-    if skipped() {
-        return;
-    }
-    let (dir, _) = socket();
-    let (prefix, mut vmm) = Server::before_vmm_of(dir.path(), &TWO_VCPUS);
-    vmm.ask("end 1");
-    prefix.hear("has ended vCPU 1: ");
-    vmm.ask("request 500000");
-    wait_until("vCPU 0 to be served on", || prefix.asked() == Some(500_000));
-    assert_eq!((vmm.pcpus(), vmm.is_kept()), (1, true));
-    vmm.ask("begin 1");
-    prefix.hear("has vCPU 1 again: ");
-    vmm.ask(&format!("store {SET_PERF_1} 1000000"));
-    wait_until("vCPU 1 to be served", || {
-        let of_vcpu_1 = &prefix.stats()["vcpus"][1];
-        of_vcpu_1["asks_khz"] == 1_000_000
-    });
-    vmm.ask("end 1");
-    prefix.hear("has ended vCPU 1: ");
-    wait_until("the last but one", || prefix.asked() == Some(500_000));
-    vmm.ask("end 0");
-    prefix.hear("has ended vCPU 0: ");
-    assert_eq!((vmm.cur_perf(), vmm.is_kept()), (GONE, false));
-    vmm.end();
 }
 
 #[test]
