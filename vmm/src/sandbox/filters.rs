@@ -138,7 +138,7 @@ const FCNTL: [u64; 6] = [
 /// Calls that fail and don't end the process: libraries try them, and work without. malloc reads
 /// `overcommit_memory`, a panic the names of its functions. `clone` takes the place of `clone3`,
 /// since its flags can be checked. Without perf events, a path that takes over updates cur_perf
-/// less often.
+/// less often, and does not know the order of requests that come together.
 const REFUSED: &[i64] = &[
     libc::SYS_clone3,
     libc::SYS_getcwd,

@@ -36,7 +36,9 @@ const RT_RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 /// scenario of its boot.
 pub fn run(plan: &Plan) -> Result<Value> {
     let deadline = after_deadline(plan)?;
-    let mut rows = vec![detached(plan)?, detached_amid_requests(plan)?];
+    let mut rows = vec![detached(plan)?];
+    rows.push(detached_amid_requests(plan, "on")?);
+    rows.push(detached_amid_requests(plan, "off")?);
     unload_host_module()?;
     rows.push(started(
         plan,
@@ -203,8 +205,10 @@ pub fn reset(plan: &Plan) -> Result<Value> {
 }
 
 /// The same while the guest makes a request each millisecond, during the switch of paths, too: no
-/// clamp is below the lower of its two values, and the last one is in force in the end.
-fn detached_amid_requests(plan: &Plan) -> Result<Value> {
+/// clamp is below the lower of its two values, and the last one is in force in the end. In a
+/// sandbox the next path has no record of the order: of requests that come together, the higher one
+/// is in force until the next.
+fn detached_amid_requests(plan: &Plan, sandbox: &str) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     // The highest stands for a request that no program saw.
@@ -213,7 +217,7 @@ fn detached_amid_requests(plan: &Plan) -> Result<Value> {
     };
     let setup = Setup {
         silent: true,
-        ..Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"])
+        ..Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact", "--sandbox", sandbox])
     };
     let mut vm = plan.guest(&setup)?;
     set_governor(&mut vm, 0, "userspace")?;
@@ -235,11 +239,16 @@ fn detached_amid_requests(plan: &Plan) -> Result<Value> {
     sleep(LOOKS);
     let clamp = vm.clamp(0)?;
     let after = stats(&vm)?["vcpus"][0].clone();
+    let wrong = wrong_clamps(&mut vm, policy)?;
     let said = vm.quit()?;
     let line = said
         .lines()
         .find(|line| line.contains("the path bpf is lost"));
     let util = policy.util(last);
+    let mut in_force = vec![(util, util)];
+    if sandbox == "on" {
+        in_force.push((policy.util(high), policy.util(high)));
+    }
     let new = requests(&after).zip(requests(&idle));
     // The last one by `bpf` is the next path's first one, too, unless that has had one.
     let each_counted = new.is_some_and(|(all, idle)| [turns, turns + 1].contains(&(all - idle)));
@@ -249,10 +258,12 @@ fn detached_amid_requests(plan: &Plan) -> Result<Value> {
         && each_counted
         && has_one_outcome_each(&after)
         && lowest >= policy.util(low)
-        && clamp == (util, util)
+        && in_force.contains(&clamp)
+        && wrong.is_empty()
         && line.is_some();
     Ok(json!({
-        "held": held, "case": "program taken away amid requests", "path": after["path"],
+        "held": held, "case": "program taken away amid requests", "sandbox": sandbox,
+        "path": after["path"], "wrong": wrong,
         "reason": line, "vmm_said": said, "requests": turns, "asked_last": last, "util": util,
         "counts": [&idle["counts"], &after["counts"]],
         "clamp": clamp, "lowest_clamp": lowest, "util_of_lower": policy.util(low),
