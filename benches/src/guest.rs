@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use vcpufreq_device::host::SCHED_DEBUG;
 use vcpufreq_load::work::pin_thread;
 
@@ -187,16 +188,23 @@ fn qemu_command(program: &Path, machine: &BenchMachine, cmdline: &str) -> Comman
 }
 
 /// Binds the threads of processes to a CPU, but for those of vCPUs: what they do is a load that
-/// governors answer.
+/// governors answer. A thread that ends meanwhile, as that of a stats request, does nothing more.
 pub fn keep_aside(processes: impl IntoIterator<Item = u32>, cpu: u32) -> Result<()> {
     for pid in processes {
         for (tid, name) in threads(pid)? {
             if !runs_vcpu(&name) {
-                pin_thread(tid, &[cpu])?;
+                pin_living(tid, cpu)?;
             }
         }
     }
     Ok(())
+}
+
+fn pin_living(tid: i32, cpu: u32) -> Result<()> {
+    match pin_thread(tid, &[cpu]) {
+        Err(error) if error.downcast_ref() == Some(&Errno::ESRCH) => Ok(()),
+        bound => bound,
+    }
 }
 
 /// Whether a thread of this name runs a vCPU: `vcpu` and its number, or QEMU's `CPU 0/KVM`. The
@@ -210,9 +218,12 @@ fn runs_vcpu(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Threads are distinguished by their names; a made-up table is an option.
+    //! Threads are distinguished by their names, and one that has ended is no error; a made-up table
+    //! is an option.
 
-    use super::{runs_vcpu, table};
+    use std::process::Command;
+
+    use super::{pin_living, runs_vcpu, table};
     use crate::measure_tests::machine;
 
     #[test]
@@ -222,6 +233,15 @@ mod tests {
         machine.clusters[1].made_up = true;
         let option = table(&machine, 0, 1);
         assert_eq!(option.as_deref(), Some("--table=0=700,2800"));
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_is_no_error() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let tid = i32::try_from(child.id()).unwrap();
+        child.wait().unwrap();
+        pin_living(tid, 0).unwrap();
+        assert!(pin_living(0, 1023).is_err());
     }
 
     #[test]
