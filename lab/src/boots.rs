@@ -19,7 +19,7 @@ const DRAWN: &[&str] = &[
 ];
 
 /// Cases of a vCPU beside other load, in each way of adding it.
-const CONTENDED: &str = "bench:contended.new25:contended.new50:contended.woken25:contended.woken50:contended.part50:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx";
+const CONTENDED: &str = "bench:contended.new25:contended.new50:contended.new75:contended.woken25:contended.woken50:contended.woken75:contended.part50:contended.guest50:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx";
 
 /// What is tried, a host a row. Short is what finds most defects soonest: this project's driver by
 /// each path on `2+2`, a default run, a real-time host's settings, the BPF programs, systemd. Long
@@ -233,15 +233,16 @@ const BOOTS: &[Boot] = &[
     boot(Long, 200, "2+2", &["scx-deaths"]),
     boot(Long, 60, "2+2", &["scx-unit"]),
     // Each way of adding other load, and none: docs/bpf.md.
-    boot(Long, 300, "2+2", &[CONTENDED]),
-    boot(Long, 400, "4+3+1", &[CONTENDED]),
-    // There woken50 by scx takes 5.2 % more energy, and part50 on the host itself 0 to 92 ms.
+    boot(Long, 430, "2+2", &[CONTENDED]),
+    boot(Long, 480, "4+3+1", &[CONTENDED]),
+    // There woken50 by scx and guest50 take 5.2 and 6 % more energy, woken75 by scx is 8.4 ms late,
+    // and part50 on the host itself takes 0 to 92 ms.
     boot(
         Long,
-        400,
+        430,
         "pixel6",
         &[
-            "bench:contended.new25:contended.new50:contended.woken25:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx",
+            "bench:contended.new25:contended.new50:contended.new75:contended.woken25:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx",
         ],
     ),
     // What `--cur-perf request` costs: docs/side-channel.md.
