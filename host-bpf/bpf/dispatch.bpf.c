@@ -49,33 +49,33 @@ struct {
 static __always_inline void begin_to_wait(struct task_struct *p, __u32 number)
 {
 	const struct rq *rq = bpf_this_cpu_ptr(&runqueues);
-	struct vcpufreq_dispatch_sum *sum = dispatch_sum(number);
+	struct vcpufreq_dispatch_vcpus *on = dispatch_on(number);
 	struct vcpufreq_dispatch_thread *thread;
 	__u32 own;
 
-	if (!sum || !sum->request)
+	if (!on || !on->request)
 		return;
 	own = own_util(p, rq);
-	if (sum->request <= own)
+	if (on->request <= own)
 		return;
 	thread = bpf_task_storage_get(&threads, p, NULL, 0);
 	if (!thread || thread->waits_on)
 		return;
-	thread->part = sum->request - own;
+	thread->part = on->request - own;
 	thread->waits_on = number + 1;
-	__sync_fetch_and_add(&sum->waiting, thread->part);
+	__sync_fetch_and_add(&on->waiting, thread->part);
 }
 
 /* It runs, maybe on another pCPU, and maybe as no VM's any more. */
 static __always_inline void end_wait(struct vcpufreq_dispatch_thread *thread)
 {
-	struct vcpufreq_dispatch_sum *sum;
+	struct vcpufreq_dispatch_vcpus *on;
 
 	if (!thread->waits_on)
 		return;
-	sum = dispatch_sum(thread->waits_on - 1);
-	if (sum)
-		__sync_fetch_and_add(&sum->waiting, -thread->part);
+	on = dispatch_on(thread->waits_on - 1);
+	if (on)
+		__sync_fetch_and_add(&on->waiting, -thread->part);
 	thread->waits_on = 0;
 }
 
@@ -84,30 +84,27 @@ int BPF_PROG(dispatch_switch, bool preempt, struct task_struct *prev, struct tas
 	     unsigned int prev_state)
 {
 	__u32 number = bpf_get_smp_processor_id(), place;
-	struct vcpufreq_dispatch_cpu *cpu = dispatch_cpu(number);
+	struct vcpufreq_dispatch_vcpus *on = dispatch_on(number);
 	struct vcpufreq_dispatch_thread *comes = NULL;
-	struct vcpufreq_dispatch_sum *sum;
 
-	if (!cpu)
+	if (!on)
 		return 0;
 	/* Most threads have no storage of any map's. */
 	if (next->bpf_storage)
 		comes = bpf_task_storage_get(&threads, next, NULL, 0);
 	place = comes ? READ_ONCE(comes->place) : 0;
-	if (READ_ONCE(cpu->place)) {
+	if (READ_ONCE(on->place)) {
 		if (preempt || !prev_state)
 			begin_to_wait(prev, number);
-		__sync_lock_test_and_set(&cpu->place, 0);
+		__sync_lock_test_and_set(&on->place, 0);
 	}
 	if (comes)
 		end_wait(comes);
 	if (!place)
 		return 0;
 	/* Its VM's program stores what it asks for. */
-	sum = dispatch_sum(number);
-	if (sum)
-		sum->request = 0;
-	__sync_lock_test_and_set(&cpu->place, place);
+	on->request = 0;
+	__sync_lock_test_and_set(&on->place, place);
 	bpf_tail_call(ctx, &on_switch, place >> 16);
 	return 0;
 }
@@ -122,7 +119,7 @@ int BPF_PROG(dispatch_frequency, unsigned int khz, unsigned int number)
 	if (!cpu)
 		return 0;
 	__sync_lock_test_and_set(&cpu->khz, khz);
-	place = READ_ONCE(cpu->place);
+	place = place_on(number);
 	if (place)
 		bpf_tail_call(ctx, &on_frequency, place >> 16);
 	return 0;
@@ -132,8 +129,7 @@ int BPF_PROG(dispatch_frequency, unsigned int khz, unsigned int number)
 SEC("tp_btf/kvm_mmio")
 int BPF_PROG(dispatch_write)
 {
-	struct vcpufreq_dispatch_cpu *cpu = dispatch_cpu(bpf_get_smp_processor_id());
-	__u32 place = cpu ? READ_ONCE(cpu->place) : 0;
+	__u32 place = place_on(bpf_get_smp_processor_id());
 
 	if (place)
 		bpf_tail_call(ctx, &on_write, place >> 16);

@@ -5,14 +5,15 @@
  *
  * A VM has a slot. Its threads' storage and the entry of the pCPU that one of
  * them runs on have a place: the slot << 16 | the vCPU plus 1. A guest sees
- * nothing of this. Each VMM can write it, and could end the path of others.
+ * nothing of this. A VMM that is not confined can write it, and could end the
+ * path of others.
  *
  * src/layout.rs has the same in Rust.
  */
 #ifndef VCPUFREQ_DISPATCH_H
 #define VCPUFREQ_DISPATCH_H
 
-#define VCPUFREQ_DISPATCH_LAYOUT 2	/* raised with every change below */
+#define VCPUFREQ_DISPATCH_LAYOUT 3	/* raised with every change below */
 #define VCPUFREQ_SLOTS_MAX	1024	/* VMs of a host */
 
 #define VCPUFREQ_PLACE(slot, vcpu)	((slot) << 16 | ((vcpu) + 1))
@@ -20,18 +21,18 @@
 /* A pCPU. A cache line each. */
 struct vcpufreq_dispatch_cpu {
 	__u32 khz;		/* now; 0: not known yet */
-	__u32 place;		/* of the vCPU that runs on it; 0: none */
-	__u32 pad[14];
+	__u32 pad[15];
 };
 
 /*
- * A pCPU's vCPUs, where what they ask for adds up. A cache line each. No VMM maps
- * it: one that its guest has taken over can't write it.
+ * A pCPU's vCPUs. A cache line each. No VMM maps it: one that its guest has taken
+ * over can't write it, and so make no request of another VM's vCPU.
  */
-struct vcpufreq_dispatch_sum {
-	__u32 request;		/* of the vCPU that runs on it, as a utilization */
+struct vcpufreq_dispatch_vcpus {
+	__u32 place;		/* of the one that runs on it; 0: none */
+	__u32 request;		/* of that one, as a utilization */
 	__u32 waiting;		/* what those that wait to run ask for above their utilization */
-	__u32 pad[14];
+	__u32 pad[13];
 };
 
 /* A vCPU's thread. */
@@ -64,8 +65,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);		/* possible CPUs */
 	__type(key, __u32);
-	__type(value, struct vcpufreq_dispatch_sum);
-} dispatch_sums SEC(".maps");
+	__type(value, struct vcpufreq_dispatch_vcpus);
+} dispatch_vcpus SEC(".maps");
 
 /* Threads that are vCPUs. */
 struct {
@@ -80,15 +81,23 @@ static __always_inline struct vcpufreq_dispatch_cpu *dispatch_cpu(__u32 number)
 	return bpf_map_lookup_elem(&dispatch_cpus, &number);
 }
 
-static __always_inline struct vcpufreq_dispatch_sum *dispatch_sum(__u32 number)
+static __always_inline struct vcpufreq_dispatch_vcpus *dispatch_on(__u32 number)
 {
-	return bpf_map_lookup_elem(&dispatch_sums, &number);
+	return bpf_map_lookup_elem(&dispatch_vcpus, &number);
+}
+
+/* Of the vCPU that runs on a pCPU; 0: none does. */
+static __always_inline __u32 place_on(__u32 number)
+{
+	struct vcpufreq_dispatch_vcpus *on = dispatch_on(number);
+
+	return on ? READ_ONCE(on->place) : 0;
 }
 
 static __always_inline __u32 waiting_on(__u32 number)
 {
-	struct vcpufreq_dispatch_sum *sum = dispatch_sum(number);
-	__s32 waiting = sum ? READ_ONCE(sum->waiting) : 0;
+	struct vcpufreq_dispatch_vcpus *on = dispatch_on(number);
+	__s32 waiting = on ? READ_ONCE(on->waiting) : 0;
 
 	return waiting > 0 ? waiting : 0;
 }

@@ -84,8 +84,7 @@ static __always_inline const struct vcpufreq_bpf_policy *policy_of(__u32 id)
 /* The VM's vCPU that runs on a pCPU, plus 1; 0: none does. */
 static __always_inline __u32 own_vcpu(const struct vcpufreq_bpf_vm *v, __u32 number)
 {
-	struct vcpufreq_dispatch_cpu *cpu = dispatch_cpu(number);
-	__u32 place = cpu ? READ_ONCE(cpu->place) : 0;
+	__u32 place = place_on(number);
 
 	return place >> 16 == v->slot ? place & 0xffff : 0;
 }

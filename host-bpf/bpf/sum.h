@@ -53,14 +53,14 @@ static __always_inline __u32 others_here(const struct task_struct *own,
 static __always_inline void share_request(const struct vcpufreq_bpf_policy *policy,
 					  const struct vcpufreq_bpf_domain *domain)
 {
-	struct vcpufreq_dispatch_sum *sum = dispatch_sum(bpf_get_smp_processor_id());
+	struct vcpufreq_dispatch_vcpus *on = dispatch_on(bpf_get_smp_processor_id());
 	__u32 clamp = READ_ONCE(domain->clamp), request = 0;
 
 	if (READ_ONCE(domain->granted_khz) && clamp != VCPUFREQ_BPF_NO_CLAMP)
 		request = (clamp & 0xffff) * 4 * policy->headroom_den /
 			  (5 * policy->headroom_num ?: 1);
-	if (sum)
-		sum->request = request;
+	if (on)
+		on->request = request;
 }
 
 /* So much may the neighbours' utilization change before the clamp follows; less is none. */

@@ -75,16 +75,16 @@ static __always_inline void forget_thread(const struct vcpufreq_bpf_vm *v, __u32
 	__u32 is = VCPUFREQ_PLACE(v->slot, id);
 	struct task_struct *p = thread_of(v, id);
 	struct vcpufreq_dispatch_thread *thread;
-	struct vcpufreq_dispatch_cpu *cpu;
+	struct vcpufreq_dispatch_vcpus *on;
 
 	if (!p)
 		return;
 	thread = bpf_task_storage_get(&threads, p, NULL, 0);
 	if (thread)
 		__sync_lock_test_and_set(&thread->place, 0);
-	cpu = dispatch_cpu(p->thread_info.cpu);
-	if (cpu)
-		__sync_val_compare_and_swap(&cpu->place, is, 0);
+	on = dispatch_on(p->thread_info.cpu);
+	if (on)
+		__sync_val_compare_and_swap(&on->place, is, 0);
 	scx_request(p, 0);
 	bpf_task_release(p);
 }

@@ -41,15 +41,14 @@ pub(crate) struct CpuEntry {
 }
 
 /// `VCPUFREQ_DISPATCH_LAYOUT` of `bpf/dispatch.h`.
-pub(crate) const DISPATCH_LAYOUT: u32 = 2;
+pub(crate) const DISPATCH_LAYOUT: u32 = 3;
 
 /// `struct vcpufreq_dispatch_cpu`.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct DispatchCpuEntry {
     pub khz: AtomicU32,
-    pub place: AtomicU32,
-    pub pad: [u32; 14],
+    pub pad: [u32; 15],
 }
 
 /// `struct vcpufreq_dispatch_slots`.

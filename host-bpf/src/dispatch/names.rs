@@ -10,7 +10,7 @@ pub(super) const SLOTS: &str = "dispatch_slots";
 /// The others, in the order of their numbers in that one.
 pub(super) const MAPS: [&str; 6] = [
     "dispatch_cpus",
-    "dispatch_sums",
+    "dispatch_vcpus",
     "threads",
     "on_switch",
     "on_frequency",
