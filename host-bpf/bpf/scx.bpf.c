@@ -106,7 +106,6 @@ int BPF_PROG(vcpufreq_scx_switch, bool preempt, struct task_struct *prev,
 {
 	struct vcpufreq_scx_vcpu *leaves = scx_vcpu_of(prev), *comes = scx_vcpu_of(next);
 	__u32 here = bpf_get_smp_processor_id() + 1, from;
-	struct vcpufreq_scx_control *control;
 	struct vcpufreq_scx_cpu *cpu, *old;
 
 	if (!leaves) {
@@ -120,10 +119,8 @@ int BPF_PROG(vcpufreq_scx_switch, bool preempt, struct task_struct *prev,
 		return 0;
 	if (leaves && !preempt && prev_state) {
 		scx_count(leaves, prev, 0);
-		control = scx_state();
-		if (prev_state & TASK_DEAD && control &&
-		    __sync_lock_test_and_set(&leaves->known, 0))
-			__sync_fetch_and_add(&control->vcpus, -1);
+		if (prev_state & TASK_DEAD)
+			scx_leave(prev);
 	}
 	if (comes) {
 		from = scx_count(comes, next, here);

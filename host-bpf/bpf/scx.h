@@ -256,4 +256,14 @@ static __always_inline int scx_register(struct task_struct *p)
 	return 0;
 }
 
+/* A thread is none of the service's any more: it has ended, or its VM does without. */
+static __always_inline void scx_leave(struct task_struct *p)
+{
+	struct vcpufreq_scx_control *control = scx_state();
+	struct vcpufreq_scx_vcpu *vcpu = scx_vcpu_of(p);
+
+	if (vcpu && control && __sync_lock_test_and_set(&vcpu->known, 0))
+		__sync_fetch_and_add(&control->vcpus, -1);
+}
+
 #endif /* VCPUFREQ_SCX_H */

@@ -86,6 +86,7 @@ static __always_inline void forget_thread(const struct vcpufreq_bpf_vm *v, __u32
 	if (on)
 		__sync_val_compare_and_swap(&on->place, is, 0);
 	scx_request(p, 0);
+	scx_leave(p);
 	bpf_task_release(p);
 }
 

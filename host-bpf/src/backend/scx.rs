@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use vcpufreq_device::ActuateError;
 use vcpufreq_device::kvm::PcpuTarget;
 
 use super::Shared;
@@ -12,10 +13,26 @@ use super::Shared;
 /// and clamps are to be in force within 100 ms of when it begins to.
 pub(super) const LOOK: Duration = Duration::from_millis(25);
 
+/// So often is the program run until it has followed vCPUs that ask at the same time.
+const TRIES: u32 = 16;
+
 impl Shared {
-    /// Puts what a domain wants into force by the scheduler; `false`: that is for clamps.
-    pub(super) fn by_scx(&self, domain: u32) -> bool {
-        self.scx_is_on() && self.host.ask_scx(domain).is_ok()
+    /// Puts what a domain wants into force by the scheduler; `None`: that is for clamps. While the
+    /// scheduler is in force, no clamp is set beside its target, which nothing would lower.
+    pub(super) fn by_scx(&self, domain: u32) -> Option<Result<(), ActuateError>> {
+        for _ in 0..TRIES {
+            if !self.scx_is_on() {
+                return None;
+            }
+            if self.host.ask_scx(domain).is_ok() {
+                return Some(Ok(()));
+            }
+        }
+        Some(Err(ActuateError::Refused {
+            domain: self.id_of(domain)?,
+            call: "a target of vcpufreq scx",
+            errno: libc::EAGAIN,
+        }))
     }
 
     /// Whether requests are targets of the scheduler.

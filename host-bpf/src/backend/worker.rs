@@ -384,8 +384,8 @@ impl Shared {
         let id = self.id_of(domain).ok_or(ActuateError::NoThread {
             domain: DomainId(domain),
         })?;
-        if self.by_scx(domain) {
-            return Ok(());
+        if let Some(applied) = self.by_scx(domain) {
+            return applied;
         }
         match &self.module {
             Some(module) => module
