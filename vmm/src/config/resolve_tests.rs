@@ -272,6 +272,8 @@ fn multi_tenant_is_all_of_it_or_an_error() {
         ("rate-limit = '1001:100'", "--rate-limit"),
         ("rate-limit = '1000:101'", "--rate-limit"),
         ("events = '/x'", "--events"),
+        ("actuator = 'cgroup'", ""),
+        ("actuator = 'scx'", "--actuator"),
     ] {
         let why = of(toml).check_multi_tenant().err();
         let why = why.map(|error| error.to_string());

@@ -209,6 +209,9 @@ impl BridgeArgs {
         if self.rate_limit.0.is_none_or(more) {
             bail!("--multi-tenant grants no more requests than by default; leave --rate-limit out");
         }
+        if self.actuator == ActuatorWish::Scx {
+            bail!("--multi-tenant trusts no VMM, as scx does; leave --actuator scx out");
+        }
         if self.events.is_some() {
             bail!("--multi-tenant keeps no file that a guest makes grow; leave --events out");
         }
