@@ -21,6 +21,7 @@ pub const SAMPLED: &[&str] = &[
     "rt-guest",
     "rt-latency",
     "rt-loop",
+    "scx-fallback",
     "scx-requests",
     "speed",
     "speed-guest",

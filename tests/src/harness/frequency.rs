@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use vcpufreq_bench::piped::threads;
@@ -92,9 +93,13 @@ pub fn stay_off(policy: &Policy, vm: &Vm) -> Result<()> {
     cpu.set(usize::try_from(other.cpu())?)?;
     for pid in [std::process::id(), vm.pid(), vm.program()] {
         for (tid, name) in threads(pid)? {
-            if vcpu_name(&name).is_none() {
-                sched_setaffinity(Pid::from_raw(tid), &cpu)
-                    .with_context(|| format!("moving thread {name}"))?;
+            if vcpu_name(&name).is_some() {
+                continue;
+            }
+            match sched_setaffinity(Pid::from_raw(tid), &cpu) {
+                // It has ended meanwhile.
+                Ok(()) | Err(Errno::ESRCH) => {}
+                Err(error) => return Err(error).with_context(|| format!("moving thread {name}")),
             }
         }
     }

@@ -67,6 +67,13 @@ pub fn bpf_counts() -> (usize, usize, usize) {
     )
 }
 
+/// Whether there are no more of each. What was there at first may go meanwhile: the kernel frees it
+/// later than it was closed.
+#[cfg(feature = "bpf")]
+pub fn no_more(now: (usize, usize, usize), before: (usize, usize, usize)) -> bool {
+    now.0 <= before.0 && now.1 <= before.1 && now.2 <= before.2
+}
+
 /// How many maps the kernel has. It opens none: that can keep an array of programs for ever.
 #[cfg(feature = "bpf")]
 #[expect(unsafe_code, reason = "libbpf is C")]

@@ -16,7 +16,7 @@ use super::group::ClampGroup;
 use super::programs::{BASE, like, start};
 use super::scx::{ServiceProcess, scx};
 use super::tiny_vm::{Deed, TinyVm};
-use crate::harness::leftovers::bpf_counts as objects;
+use crate::harness::leftovers::{bpf_counts as objects, no_more};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::plan::{Plan, first_cpus};
 use crate::harness::policy::Policy;
@@ -171,12 +171,12 @@ pub fn kill() -> Result<Value> {
         lives.sweep();
         Ok(objects())
     };
-    let after = settled(5 * SOON, look, |now| *now == before)?;
+    let after = settled(5 * SOON, look, |now| no_more(*now, before))?;
     let (at_once_held, at_once) = many_at_once(&lives)?;
     drop(lives);
     console_commands::unload_host_module()?;
     let silent = console_commands::Deeds::default().carry_out("dmesg WARNING")?;
-    let held = after == before && most.2 > before.2 && at_once_held && silent.is_empty();
+    let held = no_more(after, before) && most.2 > before.2 && at_once_held && silent.is_empty();
     Ok(json!({
         "held": held, "kills": KILLS, "start_virtual_ms": start_ms, "programs_links_maps": { "before": format!("{before:?}"),
         "most": format!("{most:?}"), "after": format!("{after:?}") }, "at_once": at_once, "warnings": silent,

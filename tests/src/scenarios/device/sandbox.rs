@@ -142,12 +142,12 @@ fn ends(
         let text = [Argument::Number(answer), Argument::text("max"), number(3)];
         inject(vm.pid(), thread.tid, libc::SYS_write, &text)?;
     }
-    sleep(SOON);
     // It isn't reaped yet.
-    let stat = fs::read_to_string(format!("/proc/{}/stat", vm.pid()))?;
-    let ended = stat.contains(") Z ");
+    let file = format!("/proc/{}/stat", vm.pid());
+    let stat = || Ok(fs::read_to_string(&file)?);
+    let ended = settled(SOON, stat, |stat| stat.contains(") Z "))?.contains(") Z ");
     let by_filter = dmesg(&format!(" pid={} ", vm.pid()))?;
-    let after = host()?;
+    let after = settled(2 * SOON, host, |now| *now == before)?;
     vm.kill()?;
     Ok(json!({
         "held": ended && by_filter.contains(" sig=31 ") && after == before,

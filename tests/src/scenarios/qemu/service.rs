@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{ANSWERED, answer};
 use crate::harness::leftovers::leftovers;
-use crate::harness::plan::{GuestDevice, first_cpus};
+use crate::harness::plan::{GuestDevice, cur_perf, first_cpus};
 use crate::harness::policy::Policy;
 use crate::harness::systemctl::systemctl;
 use crate::harness::vm::{BOOT, Setup, Vm};
@@ -24,6 +24,8 @@ const SERVICE: &str = "vcpufreq-serve@lab.service";
 const SOCKET_UNIT: &str = "vcpufreq-serve@lab.socket";
 const SOCKET: &str = "/run/vcpufreq-lab.sock";
 const CONFIG: &str = "/etc/vcpufreq";
+/// What a guest reads that has no server.
+const GONE: u32 = u32::MAX;
 /// Files that are kept of a VM: memory, connection, and a doorbell for each vCPU.
 const KEPT: usize = 2;
 
@@ -77,10 +79,12 @@ fn write_config(pins: &[u32]) -> Result<()> {
 /// Each vCPU is answered, and has the clamp that it has asked for.
 fn round(vm: &mut Vm, policies: &[Policy]) -> Result<Value> {
     until("ActiveState", "active")?;
-    // A server that has just taken the VM over is active before its bridge is.
     let stored = (KEPT + policies.len()).to_string();
     let kept = until("NFileDescriptorStore", &stored)?;
     let device = GuestDevice::of(vm)?;
+    // A server that has just taken the VM over is active before its bridge is.
+    let served = |khz: &u32| *khz != GONE;
+    settled(10 * SOON, || cur_perf(vm, device.base, 0), served)?;
     let mut answers = Vec::new();
     let mut clamps = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {

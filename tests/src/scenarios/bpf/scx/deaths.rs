@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use vcpufreq_host_bpf::ScxPins;
 
 use super::service::{ServiceProcess, in_force, said, scx, sum_and_target};
-use crate::harness::leftovers::bpf_counts as objects;
+use crate::harness::leftovers::{bpf_counts as objects, no_more};
 use crate::harness::load::Load;
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
@@ -125,11 +125,11 @@ fn kills(service: &ServiceProcess, before: (usize, usize, usize)) -> Result<Valu
         late.extend((!nothing(&sums)).then_some(sums));
     }
     // No VMM lives that could have to see to it.
-    let after = settled(10 * SOON, || Ok(objects()), |now| *now == before)?;
+    let after = settled(10 * SOON, || Ok(objects()), |now| no_more(*now, before))?;
     let stuck = stuck(&policies)?;
     let status = said(&scx(&["status"])?).1;
     let nobody = status == format!("running, process {}, 0 vCPUs\n", service.pid());
-    let held = after == before
+    let held = no_more(after, before)
         && most > before.0
         && at_work > 0
         && counted > 0

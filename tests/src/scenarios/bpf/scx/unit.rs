@@ -24,7 +24,9 @@ pub fn run() -> Result<Value> {
     kill(Pid::from_raw(first.parse()?), Signal::SIGKILL)?;
     // RestartSec is 5 s.
     let restarts = settled(10 * SOON, || show("NRestarts"), |now| now == "1")?;
-    let restarted = settled(10 * SOON, || Ok(in_force()), |now| *now)?;
+    // The scheduler is in force before the service is ready to see its end.
+    settled(10 * SOON, || show("ActiveState"), |now| now == "active")?;
+    let restarted = in_force();
     sysrq()?;
     let after_sysrq = settled(10 * SOON, || show("ActiveState"), |now| now == "failed")?;
     let code = show("ExecMainStatus")?;

@@ -13,7 +13,7 @@ use super::daemon::Daemon;
 use super::domain::{self, LibvirtDomain, STARTED, STOPPED};
 use super::groups::{VcpuGroup, still_clamped};
 use crate::harness::policy::Policy;
-use crate::harness::wait::SOON;
+use crate::harness::wait::{SOON, settled};
 use crate::scenarios::device::driver::follows;
 use crate::scenarios::qemu::moves::{in_force, pcpus, request};
 
@@ -34,15 +34,19 @@ pub fn migrated(source: &mut Daemon, from: &LibvirtDomain, policies: &[Policy]) 
     sleep(SOON);
     let there = groups.iter().filter(|group| group.exists());
     let left_there: Vec<Value> = there.map(VcpuGroup::json).collect();
-    let units = [from.states()?, to.states()?];
+    let units = [
+        settled(10 * SOON, || from.states(), |now| now == STOPPED)?,
+        settled(10 * SOON, || to.states(), |now| now == STARTED)?,
+    ];
     target.find_qemu()?;
     let in_force = in_force(&target.vm, policies, Policy::max)?;
     let moved = VcpuGroup::all(&target.vm, policies.len())?;
     let follows = follows(&mut target.vm, policies).map_err(|error| format!("{error:#}"));
     target.power_off()?;
-    let ended = to.states()?;
+    let ended = settled(10 * SOON, || to.states(), |now| now == STOPPED)?;
     // Both have groups above them in common.
-    let left = [still_clamped(&groups)?, still_clamped(&moved)?].concat();
+    let clamped = || Ok([still_clamped(&groups)?, still_clamped(&moved)?].concat());
+    let left = settled(10 * SOON, clamped, Vec::is_empty)?;
     let said = target.end()?;
     let held = in_force["held"] == true
         && follows.is_ok()

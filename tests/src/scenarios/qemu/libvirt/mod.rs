@@ -23,7 +23,7 @@ use crate::harness::plan::{GuestDevice, Plan, last_of};
 use crate::harness::policy::Policy;
 use crate::harness::server::NO_GROUPS;
 use crate::harness::vm::{BOOT, Vm};
-use crate::harness::wait::SOON;
+use crate::harness::wait::{SOON, settled};
 use crate::scenarios::device::driver::follows;
 use crate::scenarios::device::opps::{SweepRow, sweep};
 use crate::scenarios::qemu::accesses;
@@ -116,14 +116,13 @@ fn restored(
 ) -> Result<Value> {
     request(&mut host.vm, policies, Policy::max)?;
     host.virsh(&["save", domain.name, SAVED])?;
-    sleep(SOON);
-    let left = still_clamped(groups)?;
-    let saved = domain.states()?;
+    let left = settled(10 * SOON, || still_clamped(groups), Vec::is_empty)?;
+    let saved = settled(10 * SOON, || domain.states(), |now| now == STOPPED)?;
     host.virsh(&["restore", SAVED])?;
     fs::remove_file(SAVED)?;
     host.find_qemu()?;
-    sleep(2 * SOON);
-    let again = domain.states()?;
+    let again = settled(10 * SOON, || domain.states(), |now| now == STARTED)?;
+    sleep(SOON);
     let in_force = in_force(&host.vm, policies, Policy::max)?;
     let follows = follows(&mut host.vm, policies).map_err(|error| format!("{error:#}"));
     let held = in_force["held"] == true && follows.is_ok() && left.is_empty();
