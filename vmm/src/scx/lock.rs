@@ -5,6 +5,8 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use nix::errno::Errno;
@@ -15,6 +17,9 @@ use nix::unistd::Pid;
 const PATH: &str = "/run/vcpufreq-scx";
 /// For its owner alone.
 const MODE: u32 = 0o600;
+/// A service has it for long; `status`, `stop` and `cleanup` for a moment: so many tries are a second.
+const TRIES: u32 = 50;
+const BETWEEN: Duration = Duration::from_millis(20);
 
 /// The file, locked. Dropping it removes it.
 pub struct Lock {
@@ -29,10 +34,11 @@ impl Lock {
     /// When a service runs or is starting; `EACCES` without root, or another errno of open(2),
     /// flock(2) or write(2). It isn't held then.
     pub fn take() -> anyhow::Result<Self> {
-        Self::take_at(Path::new(PATH))
+        Self::take_at(Path::new(PATH), || sleep(BETWEEN))
     }
 
-    fn take_at(path: &Path) -> anyhow::Result<Self> {
+    /// The same, with `pause` between tries.
+    fn take_at(path: &Path, mut pause: impl FnMut()) -> anyhow::Result<Self> {
         let failed = || format!("can't take {}; run it as root", path.display());
         loop {
             let mut options = OpenOptions::new();
@@ -41,7 +47,7 @@ impl Lock {
             let file = options.mode(MODE).open(path).with_context(failed)?;
             let mode = Permissions::from_mode(MODE);
             file.set_permissions(mode).with_context(failed)?;
-            let mut file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            let mut file = match locked(file, &mut pause) {
                 Ok(file) => file,
                 Err((mut file, Errno::EWOULDBLOCK)) => match pid_in(&mut file) {
                     Some(pid) => bail!("a vcpufreq scx service runs already, process {pid}"),
@@ -102,6 +108,18 @@ impl Drop for Lock {
     }
 }
 
+/// `file` with its lock, once no other has that.
+fn locked(mut file: File, pause: &mut impl FnMut()) -> Result<Flock<File>, (File, Errno)> {
+    for _ in 1..TRIES {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
+            done => return done,
+        }
+        pause();
+    }
+    Flock::lock(file, FlockArg::LockExclusiveNonblock)
+}
+
 fn pid_in(file: &mut File) -> Option<Pid> {
     let mut text = String::new();
     file.rewind().ok()?;
@@ -112,7 +130,8 @@ fn pid_in(file: &mut File) -> Option<Pid> {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: the owner is known as long as it has the lock, and no longer.
+    //! Promises: the owner is known as long as it has the lock, and no longer. Who looks for it keeps
+    //! no service from its start.
     use super::*;
 
     #[test]
@@ -120,11 +139,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         assert_eq!(Lock::owner_at(&path).unwrap(), None);
-        let lock = Lock::take_at(&path).unwrap();
+        let lock = Lock::take_at(&path, || ()).unwrap();
         let own = std::process::id();
         let owner = Lock::owner_at(&path).unwrap().unwrap();
         assert_eq!(u32::try_from(owner.as_raw()).unwrap(), own);
-        let why = Lock::take_at(&path).err().unwrap().to_string();
+        let why = Lock::take_at(&path, || ()).err().unwrap().to_string();
         assert!(why.contains(&format!("process {own}")), "{why}");
         drop(lock);
         assert_eq!(Lock::owner_at(&path).unwrap(), None);
@@ -132,9 +151,22 @@ mod tests {
         fs::write(&path, "1").unwrap();
         assert_eq!(Lock::owner_at(&path).unwrap(), None);
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        let lock = Lock::take_at(&path).unwrap();
+        let lock = Lock::take_at(&path, || ()).unwrap();
         let mode = fs::metadata(&path).unwrap().mode();
         assert_eq!(mode & 0o777, MODE, "another user could lock it");
+        drop(lock);
+    }
+
+    #[test]
+    fn a_look_at_the_owner_does_not_keep_a_service_from_its_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let file = File::create(&path).unwrap();
+        let look = Flock::lock(file, FlockArg::LockSharedNonblock).unwrap();
+        let mut looks = Some(look);
+        let lock = Lock::take_at(&path, || drop(looks.take())).unwrap();
+        assert!(looks.is_none());
+        assert!(Lock::owner_at(&path).unwrap().is_some());
         drop(lock);
     }
 }
