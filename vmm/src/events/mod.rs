@@ -12,6 +12,7 @@ mod line;
 use std::{
     fs::File,
     io::{self, BufWriter, Write},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
     sync::{
         Arc,
@@ -22,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context;
 use vcpufreq_device::{
     Event, Events,
     host::{Tid, monotonic_ns},
@@ -88,12 +90,29 @@ pub struct EventReport {
     pub dropped: u64,
 }
 
-/// Creates `path`, anew, and starts its writer.
+/// Creates `path`, anew. Each writer of it appends.
 ///
 /// # Errors
-/// When the file can't be created or the thread not be started.
-pub fn open(path: &Path, sandbox: Option<Arc<Sandbox>>) -> io::Result<(EventQueue, EventWriter)> {
-    start(File::create(path)?, QUEUE_LEN, sandbox)
+/// As open(2), in one line.
+pub fn create(path: &Path) -> anyhow::Result<File> {
+    let mut options = File::options();
+    let options = options.write(true).create(true).truncate(true);
+    let file = options.custom_flags(libc::O_APPEND).open(path);
+    file.with_context(|| {
+        let path = path.display();
+        format!("can't write events to {path}; give another --events")
+    })
+}
+
+/// Starts a writer of `file`.
+///
+/// # Errors
+/// When its thread can't be started.
+pub fn write_to(
+    file: File,
+    sandbox: Option<Arc<Sandbox>>,
+) -> io::Result<(EventQueue, EventWriter)> {
+    start(file, QUEUE_LEN, sandbox)
 }
 
 fn start(
@@ -146,14 +165,18 @@ fn write_until(
     mut output: impl Write,
 ) -> io::Result<u64> {
     let mut written = 0;
+    let mut line = Vec::new();
     loop {
         // Read before the queue: what was recorded before the stop is found.
         let last = stop.load(Relaxed);
         loop {
             match events.try_recv() {
                 Ok(stamped) => {
-                    serde_json::to_writer(&mut output, &EventLine::from(&stamped))?;
-                    output.write_all(b"\n")?;
+                    line.clear();
+                    serde_json::to_writer(&mut line, &EventLine::from(&stamped))?;
+                    line.push(b'\n');
+                    // At once: a buffer that is full ends with a line.
+                    output.write_all(&line)?;
                     written += 1;
                 }
                 Err(TryRecvError::Empty) => break,
@@ -333,6 +356,34 @@ mod tests {
         let known = (&by_scx["target_sum"], &by_scx["target"]);
         assert_eq!(known, (&1_300.into(), &1_024.into()));
         assert!(by_scx.get("own_util").is_none());
+    }
+
+    /// What each write(2) would be.
+    #[derive(Clone, Default)]
+    struct Writes(Arc<Mutex<Vec<Vec<u8>>>>);
+
+    impl Write for Writes {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().push(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn each_write_is_of_whole_lines() {
+        let output = Writes::default();
+        let (queue, writer) = start(output.clone(), 1_000, None).unwrap();
+        for _ in 0..1_000 {
+            queue.record(&REQUEST);
+        }
+        assert_eq!(writer.finish().unwrap().written, 1_000);
+        for write in output.0.lock().unwrap().iter() {
+            assert_eq!(write.last(), Some(&b'\n'), "a killed process leaves half");
+        }
     }
 
     /// An output that blocks until it is released.

@@ -51,8 +51,9 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     if cpus.is_none() {
         *cpus = Some(command.cpus()?);
     }
-    let served = Served::check(options.served, HostRoot::default())?;
+    let mut served = Served::check(options.served, HostRoot::default())?;
     let tree = Tree::make(&command, &served)?;
+    served.create_events()?;
     let (stream, of_qemu) = UnixStream::pair().context("can't make a pair of sockets")?;
     let mut qemu = with_bridge(&command, &tree, &of_qemu, &served)?;
     let mut qemu = qemu

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sets up a guest's bridge: its configuration, its diagnostics and counters, and its KVM events.
 
-use std::path::Path;
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -179,21 +179,17 @@ fn cpufreq(bridge: &Bridge, shared: Option<Arc<SharedMemory>>) -> Cpufreq {
 /// What is counted of so many vCPUs, and written to the file of --events.
 ///
 /// # Errors
-/// As open(2) of the file.
+/// When the file's writer can't be started.
 pub fn observe(
-    path: Option<&Path>,
+    file: Option<File>,
     vcpus: usize,
     sandbox: Option<Arc<Sandbox>>,
 ) -> anyhow::Result<(Arc<EventStats>, Option<EventWriter>)> {
-    let Some(path) = path else {
+    let Some(file) = file else {
         return Ok((Arc::new(EventStats::new(vcpus, None)), None));
     };
-    let (queue, writer) = events::open(path, sandbox).with_context(|| {
-        format!(
-            "can't write events to {}; give another --events",
-            path.display()
-        )
-    })?;
+    let (queue, writer) =
+        events::write_to(file, sandbox).context("can't start the writer of events")?;
     let queue: Box<dyn EventSink> = Box::new(queue);
     Ok((Arc::new(EventStats::new(vcpus, Some(queue))), Some(writer)))
 }

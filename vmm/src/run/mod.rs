@@ -32,7 +32,7 @@ use self::{
 };
 use crate::{
     config::{RunConfig, resolve, topology},
-    events::{EventReport, EventWriter},
+    events::{self, EventReport, EventWriter},
     kernel_version::host_headroom,
     lifecycle::{
         host_changes::HostChanges,
@@ -125,6 +125,7 @@ fn run_and_report(
     }
     let sandbox = confined.as_ref().map(|confined| confined.sandbox.clone());
     let events = config.options.bridge.events.as_deref();
+    let events = events.map(events::create).transpose()?;
     let (stats, writer) = observe(events, config.vcpus.len(), sandbox)?;
     let ran = run_guest((config, host, rt), (offer, confined), &stats);
     let written = writer.map(EventWriter::finish).transpose();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The bridge of a served VM, in the VM's process: set up with the server's rights, then confined.
 
-use std::sync::Arc;
+use std::{fs::File, sync::Arc};
 
 use anyhow::Context;
 use caps::Capability;
@@ -111,7 +111,7 @@ impl BridgePlan<'_> {
     ) -> anyhow::Result<StartedBridge> {
         let served = self.served;
         let sandbox = confined.map(|confined| confined.sandbox.clone());
-        let events = served.options.bridge.events.as_deref();
+        let events = served.events.as_ref().map(File::try_clone).transpose()?;
         let (stats, events) = observe(events, served.vcpus.len(), sandbox.clone())?;
         let device = self.device(actuator, stats)?;
         let SharedWithVmm { memory, bells } = self.shared.clone();

@@ -48,7 +48,7 @@ pub use vmm::{Connection, ServedVmm, SharedWithVmm};
 pub fn serve(options: ServeArgs) -> anyhow::Result<u8> {
     // Before a file is opened.
     let mut handed = manager::handed_to(std::process::id());
-    let served = Served::check(options.served, HostRoot::default())?;
+    let mut served = Served::check(options.served, HostRoot::default())?;
     let user = options.listen.user.as_deref().map(user_of).transpose()?;
     let listen = options.listen;
     let allowed = Allowed {
@@ -60,6 +60,7 @@ pub fn serve(options: ServeArgs) -> anyhow::Result<u8> {
     let path = listen.socket.as_deref();
     let socket = Socket::open(path, allowed, &mut handed.files)?;
     warn(&served.likeness);
+    served.create_events()?;
     let taken_over = takeover::find(&socket, served.vcpus.len(), &handed.files)?;
     takeover::discard_ended(&handed.names)?;
     // A VM that was taken over has copies of its files.

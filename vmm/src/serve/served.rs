@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is served, checked before a VMM connects.
 
+use std::fs::File;
+
 use anyhow::{Context, bail};
 use vcpufreq_device::host::{ActuatorChoice, HostCpus, HostRoot};
 
 use crate::{
     config::{VcpuConfig, likeness::Likeness, resolve},
+    events,
     message::warn,
     options::{ActuatorWish, serve::ServedArgs},
     sandbox::Sandbox,
@@ -22,6 +25,8 @@ pub struct Served {
     /// How requests reach the host's scheduler.
     pub(super) actuator: ActuatorChoice,
     pub(super) host: HostRoot,
+    /// The file of --events, which the bridges of this server share.
+    pub(super) events: Option<File>,
 }
 
 impl Served {
@@ -63,6 +68,17 @@ impl Served {
             options,
             vcpus,
             host,
+            events: None,
         })
+    }
+
+    /// Makes the file of --events anew: once, and when no other server has it any longer.
+    ///
+    /// # Errors
+    /// As [`events::create`].
+    pub fn create_events(&mut self) -> anyhow::Result<()> {
+        let path = self.options.bridge.events.as_deref();
+        self.events = path.map(events::create).transpose()?;
+        Ok(())
     }
 }

@@ -20,6 +20,8 @@
 //! - A VM's process has no rights of the server, none of its files but those of the VM, and leaves
 //!   nothing when it is killed.
 //! - When the VMM ends, nothing is left.
+//! - The events of all VMs of a server are in its file, which another server that is refused at the
+//!   socket leaves alone.
 //! - Requests of a QEMU guest with this project's driver arrive, and the guest reads the answers.
 
 #![allow(clippy::unwrap_used)]
@@ -49,6 +51,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, chown},
 };
+use serde_json::Value;
 use server::{Server, heard};
 use tempfile::TempDir;
 use vmm::{Vmm, stand_for_one};
@@ -175,6 +178,34 @@ fn a_second_server_at_the_socket_leaves_the_first_alone() {
     vmm.end();
     server.hear("has ended");
     server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn the_events_of_each_vm_are_in_the_file() {
+    if skipped() {
+        return;
+    }
+    let (dir, socket) = socket();
+    let file = dir.path().join("events");
+    fs::write(&file, "of a server before it\n").unwrap();
+    let server = Server::start_writing(&socket, &file);
+    server.hear("waits at");
+    for khz in [700_000, 800_000] {
+        let mut vmm = Vmm::served_at(&socket);
+        vmm.ask(&format!("request {khz}"));
+        wait_until("the request", || server.asked() == Some(khz));
+        let (status, _) = Server::start_writing(&socket, &file).output();
+        assert_eq!(status.code(), Some(ERROR));
+        vmm.end();
+        server.hear("has ended");
+    }
+    server.end(Signal::SIGTERM);
+    let text = fs::read_to_string(&file).unwrap();
+    let events = text.lines().map(serde_json::from_str::<Value>);
+    let events: Vec<_> = events.collect::<Result<_, _>>().unwrap();
+    let requests = events.iter().filter(|event| event["event"] == "request");
+    let asked: Vec<_> = requests.map(|request| &request["khz"]).collect();
+    assert_eq!(asked, [700_000, 800_000], "{text}");
 }
 
 #[test]

@@ -97,6 +97,13 @@ impl Server {
         Self::spawn(command.arg("--qmp").arg(qmp), host)
     }
 
+    /// One that writes events to `file`.
+    pub fn start_writing(socket: &Path, file: &Path) -> Self {
+        let host = host();
+        let mut command = Self::serve_at(socket, &host, &ONE_VCPU);
+        Self::spawn(command.arg("--events").arg(file), host)
+    }
+
     /// `vcpufreq qemu`, with a VMM that it serves.
     pub fn before_vmm(dir: &Path) -> (Self, Vmm) {
         Self::before_vmm_of(dir, &ONE_VCPU)
