@@ -27,8 +27,8 @@ use crate::{
     message::{chain, warn},
     options::serve::QemuArgs,
     serve::{
-        Connection, EndSignals, Fate, LOOK_EVERY, PendingVmms, Ready, Refusals, Served, ServedVm,
-        ServedVmm, forget, wait,
+        Connection, EndSignals, Fate, LOOK_EVERY, LeftVmm, PendingVmms, Ready, Refusals, Served,
+        ServedVm, ServedVmm, forget, wait,
     },
 };
 use command::QemuCommand;
@@ -115,7 +115,6 @@ struct Supervisor<'a> {
 impl Supervisor<'_> {
     /// Serves QEMU's machine until QEMU ends.
     fn run(mut self, qemu: &mut Child) -> anyhow::Result<ExitStatus> {
-        let mut undone = Ok(());
         let status = loop {
             // QEMU may have ended before the signals were taken. This question comes first, so that
             // `ready` names a QEMU that has ended unserved.
@@ -127,11 +126,11 @@ impl Supervisor<'_> {
                 break status;
             }
             if let Some(why) = self.machine_ends(qemu)? {
-                undone = self.go_on(why);
+                self.go_on(why);
             }
         };
-        let left = self.machine.map(ServedVm::end).transpose();
-        left.and(undone).map(|()| status)
+        self.machine.map(end);
+        Ok(status)
     }
 
     fn start(&mut self, vmm: ServedVmm, threads: &[Option<Tid>]) {
@@ -141,15 +140,13 @@ impl Supervisor<'_> {
 
     /// Serves the vCPUs that QEMU has now, if they are others. Else QEMU goes on alone: this program
     /// waits for it, and no other server takes it over.
-    fn go_on(&mut self, why: Fate) -> anyhow::Result<()> {
-        if let Some(machine) = self.machine.take() {
-            let left = machine.end()?;
+    fn go_on(&mut self, why: Fate) {
+        if let Some(left) = self.machine.take().and_then(end) {
             match left.goes_on(why) {
                 true => self.start(left.vmm, &left.threads),
                 false => forget(&left.vmm),
             }
         }
-        Ok(())
     }
 
     /// Waits for something to do; what ends the machine, if something does.
@@ -175,6 +172,14 @@ impl Supervisor<'_> {
         }
         Ok(None)
     }
+}
+
+/// What is left of it. A warning names what can't be put back: the exit code is QEMU's all the same,
+/// and the guardian tries again when this process ends.
+fn end(machine: ServedVm) -> Option<LeftVmm> {
+    let pid = machine.pid();
+    let warned = |error| warn(&format!("process {pid}: {}", chain(&error)));
+    machine.end().map_err(warned).ok()
 }
 
 /// A terminal sends its signals to QEMU too; twice does no harm.

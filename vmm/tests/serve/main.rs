@@ -7,6 +7,7 @@
 //! - A server that is ended tells the guest so, and the next one takes over in the same way.
 //! - A `vcpufreq qemu` that is killed leaves its VM to a server for that process, and afterwards to
 //!   the next one at this server's socket. Meanwhile no other server gets it.
+//! - A `vcpufreq qemu` that can't put the host back says so, and has QEMU's exit code all the same.
 //! - While QEMU reports by its control socket that the VM is paused, the VM's request is withdrawn. A
 //!   VM that is reset has none. If the control socket is lost, the VM is served on.
 //! - With a service manager, it does so from the files that this one has kept.
@@ -319,6 +320,23 @@ fn a_vm_of_a_killed_qemu_command_is_taken_over_by_its_pid() {
     let totals = server.hear("has ended");
     assert!(totals.contains("requests 1,") && !vmm.is_kept(), "{totals}");
     server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn a_qemu_command_has_qemus_exit_code_whatever_is_left() {
+    if skipped() {
+        return;
+    }
+    let (dir, _) = socket();
+    let (mut prefix, mut vmm) = Server::before_vmm(dir.path());
+    wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
+    // Without it nothing is known to be put back.
+    let record = format!("/run/vcpufreq/{}.json", prefix.process.id());
+    fs::remove_file(record).unwrap();
+    vmm.end();
+    let by_signal = 128 + Signal::SIGKILL as i32;
+    assert_eq!(prefix.ended().code(), Some(by_signal));
+    prefix.hear("not all is as it was");
 }
 
 #[test]
