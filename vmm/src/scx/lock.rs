@@ -130,7 +130,7 @@ fn pid_in(file: &mut File) -> Option<Pid> {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: the owner is known as long as it has the lock, and no longer. Who looks for it keeps
+    //! Promises: the owner is known as long as it has the lock, and no longer. A look at it keeps
     //! no service from its start.
     use super::*;
 
