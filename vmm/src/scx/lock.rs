@@ -28,17 +28,19 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes it for this process.
+    /// Takes it: for a service whose process is `owner`; without an owner for a clean-up, which keeps
+    /// services from their start, and does not wait.
     ///
     /// # Errors
     /// When a service runs or is starting; `EACCES` without root, or another errno of open(2),
     /// flock(2) or write(2). It isn't held then.
-    pub fn take() -> anyhow::Result<Self> {
-        Self::take_at(Path::new(PATH), || sleep(BETWEEN))
+    pub fn take(owner: Option<u32>) -> anyhow::Result<Self> {
+        Self::take_at(Path::new(PATH), owner, || sleep(BETWEEN))
     }
 
     /// The same, with `pause` between tries.
-    fn take_at(path: &Path, mut pause: impl FnMut()) -> anyhow::Result<Self> {
+    fn take_at(path: &Path, owner: Option<u32>, mut pause: impl FnMut()) -> anyhow::Result<Self> {
+        let tries = owner.map_or(1, |_| TRIES);
         let failed = || format!("can't take {}; run it as root", path.display());
         loop {
             let mut options = OpenOptions::new();
@@ -47,7 +49,7 @@ impl Lock {
             let file = options.mode(MODE).open(path).with_context(failed)?;
             let mode = Permissions::from_mode(MODE);
             file.set_permissions(mode).with_context(failed)?;
-            let mut file = match locked(file, &mut pause) {
+            let mut file = match locked(file, tries, &mut pause) {
                 Ok(file) => file,
                 Err((mut file, Errno::EWOULDBLOCK)) => match pid_in(&mut file) {
                     Some(pid) => bail!("a vcpufreq scx service runs already, process {pid}"),
@@ -61,7 +63,9 @@ impl Lock {
                 continue;
             }
             file.set_len(0).with_context(failed)?;
-            write!(&mut *file, "{}", std::process::id()).with_context(failed)?;
+            if let Some(owner) = owner {
+                write!(&mut *file, "{owner}").with_context(failed)?;
+            }
             return Ok(Self {
                 path: path.to_owned(),
                 _file: file,
@@ -109,8 +113,12 @@ impl Drop for Lock {
 }
 
 /// `file` with its lock, once no other has that.
-fn locked(mut file: File, pause: &mut impl FnMut()) -> Result<Flock<File>, (File, Errno)> {
-    for _ in 1..TRIES {
+fn locked(
+    mut file: File,
+    tries: u32,
+    pause: &mut impl FnMut(),
+) -> Result<Flock<File>, (File, Errno)> {
+    for _ in 1..tries {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
             done => return done,
@@ -131,7 +139,7 @@ fn pid_in(file: &mut File) -> Option<Pid> {
 #[cfg(test)]
 mod tests {
     //! Promises: the owner is known as long as it has the lock, and no longer. A look at it keeps
-    //! no service from its start.
+    //! no service from its start, and a clean-up is none.
     use super::*;
 
     #[test]
@@ -139,11 +147,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         assert_eq!(Lock::owner_at(&path).unwrap(), None);
-        let lock = Lock::take_at(&path, || ()).unwrap();
         let own = std::process::id();
+        let lock = Lock::take_at(&path, Some(own), || ()).unwrap();
         let owner = Lock::owner_at(&path).unwrap().unwrap();
         assert_eq!(u32::try_from(owner.as_raw()).unwrap(), own);
-        let why = Lock::take_at(&path, || ()).err().unwrap().to_string();
+        let why = Lock::take_at(&path, Some(1), || ())
+            .err()
+            .unwrap()
+            .to_string();
         assert!(why.contains(&format!("process {own}")), "{why}");
         drop(lock);
         assert_eq!(Lock::owner_at(&path).unwrap(), None);
@@ -151,7 +162,7 @@ mod tests {
         fs::write(&path, "1").unwrap();
         assert_eq!(Lock::owner_at(&path).unwrap(), None);
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        let lock = Lock::take_at(&path, || ()).unwrap();
+        let lock = Lock::take_at(&path, Some(own), || ()).unwrap();
         let mode = fs::metadata(&path).unwrap().mode();
         assert_eq!(mode & 0o777, MODE, "another user could lock it");
         drop(lock);
@@ -164,9 +175,20 @@ mod tests {
         let file = File::create(&path).unwrap();
         let look = Flock::lock(file, FlockArg::LockSharedNonblock).unwrap();
         let mut looks = Some(look);
-        let lock = Lock::take_at(&path, || drop(looks.take())).unwrap();
+        let lock = Lock::take_at(&path, Some(1), || drop(looks.take())).unwrap();
         assert!(looks.is_none());
         assert!(Lock::owner_at(&path).unwrap().is_some());
+        drop(lock);
+    }
+
+    #[test]
+    fn a_clean_up_is_no_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        fs::write(&path, std::process::id().to_string()).unwrap();
+        let lock = Lock::take_at(&path, None, || ()).unwrap();
+        assert_eq!(Lock::owner_at(&path).unwrap(), None, "stop would end it");
+        assert!(Lock::take_at(&path, Some(1), || ()).is_err());
         drop(lock);
     }
 }

@@ -82,7 +82,7 @@ pub fn clean() -> anyhow::Result<Vec<PathBuf>> {
     if !left || !geteuid().is_root() || Lock::owner()?.is_some() {
         return Ok(Vec::new());
     }
-    let Ok(lock) = Lock::take() else {
+    let Ok(lock) = Lock::take(None) else {
         // One has just started.
         return Ok(Vec::new());
     };

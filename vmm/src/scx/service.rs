@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// What is missing, in the way, or refused, in one line.
 pub fn start() -> anyhow::Result<u8> {
     ScxService::check_host()?;
-    let lock = Lock::take()?;
+    let lock = Lock::take(Some(std::process::id()))?;
     ScxService::check_no_other()?;
     let signals = EndSignals::take().context("can't wait for signals")?;
     let service = ScxService::start()?;
