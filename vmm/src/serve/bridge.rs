@@ -155,7 +155,9 @@ impl BridgePlan<'_> {
         for (vcpu, tid) in (0..).map(VcpuId).zip(self.threads) {
             let Some(tid) = tid else {
                 // It would count as its domain's, of which others may go on.
-                self.shared.memory.withdraw(vcpu);
+                if !self.is_of_others(vcpu) {
+                    self.shared.memory.withdraw(vcpu);
+                }
                 continue;
             };
             handle.register_thread(vcpu, *tid)?;
@@ -166,6 +168,17 @@ impl BridgePlan<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a request in the page of `vcpu`, which has no thread, is of vCPUs that have one: this
+    /// project's driver has a domain's in the page of the first one, whichever are online.
+    fn is_of_others(&self, vcpu: VcpuId) -> bool {
+        let vcpus = &self.served.vcpus;
+        let domain = vcpus[vcpu.index()].domain;
+        let all = (0..).map(VcpuId).zip(self.threads).zip(vcpus);
+        let left = all.filter(|((_, tid), other)| tid.is_some() && other.domain == domain);
+        let requests = left.map(|((other, _), _)| self.shared.memory.requested(other));
+        requests.max() == Some(0)
     }
 
     fn device(

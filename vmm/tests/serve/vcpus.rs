@@ -3,6 +3,7 @@
 //!
 //! - A vCPU that ends is served no longer: its thread's number may become another's. The VM is served
 //!   on until its last vCPU ends, by a later server too. A vCPU that is there again is served.
+//! - A domain's request in the page of its first vCPU counts while that vCPU isn't there.
 //! - By the control socket, a VM with a vCPU too many is refused, unless it was served before.
 
 use std::{io::Write as _, os::unix::net::UnixListener};
@@ -100,6 +101,34 @@ fn a_vcpu_is_served_until_it_ends_and_when_it_is_there_again() {
     assert!(!vmm.is_kept());
     assert_eq!(vmm.cur_perf(), GONE);
     Vmm::with_vcpus(&socket, 2).end();
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn a_domains_request_counts_while_its_first_vcpu_is_not_there() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let vm = [&TWO_VCPUS[..], &["--domain=0-1=0"]].concat();
+    let server = Server::start_for(&socket, &vm);
+    server.hear("waits at");
+    let mut vmm = Vmm::with_vcpus(&socket, 2);
+    // As the driver of this project does for both.
+    vmm.ask("request 500000");
+    let asks = |server: &Server| server.stats()["vcpus"][1]["asks_khz"].as_u64();
+    wait_until("the request", || asks(&server) == Some(500_000));
+    vmm.ask("end 0");
+    server.hear("has ended vCPU 0: ");
+    wait_until("the same", || asks(&server) == Some(500_000));
+    vmm.ask("request 1000000");
+    wait_until("another one", || asks(&server) == Some(1_000_000));
+    server.end(Signal::SIGTERM);
+    let server = Server::start_for(&socket, &vm);
+    server.hear("takes process");
+    wait_until("the next server", || asks(&server) == Some(1_000_000));
+    vmm.ask("end 1");
+    server.hear("has ended vCPU 1: ");
     server.end(Signal::SIGTERM);
 }
 
