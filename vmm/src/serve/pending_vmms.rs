@@ -39,7 +39,7 @@ pub struct PendingVmms {
 /// One of them.
 struct Candidate {
     vmm: ServedVmm,
-    /// Whether a server before this one served it.
+    /// Whether a server before this one served it, and a later one may.
     is_kept: bool,
     /// The end of the server's patience, unless the VMM works.
     until: Instant,
@@ -123,6 +123,16 @@ impl Candidate {
         }
     }
 
+    /// Tells its guest that it has no server. A later server takes over what one before has served.
+    fn give_up(&self) {
+        if let Some(shared) = &self.vmm.inherited {
+            shared.memory.say_gone();
+            if !self.is_kept {
+                takeover::forget(&self.vmm);
+            }
+        }
+    }
+
     /// Why it has waited in vain.
     fn lacks(&self, vcpus: usize) -> String {
         match &self.qmp {
@@ -188,9 +198,7 @@ impl PendingVmms {
             let pid = vmm.pid();
             // Afterwards: the threads were its own.
             let why = if vmm.gone_within(0) {
-                if vmm.inherited.is_some() {
-                    takeover::forget(vmm);
-                }
+                candidate.is_kept = false;
                 "it has ended".to_owned()
             } else {
                 match threads {
@@ -209,11 +217,8 @@ impl PendingVmms {
                     }
                 }
             };
+            self.all.remove(index).give_up();
             refusals.add(|| format!("process {pid} isn't served: {why}"));
-            let refused = self.all.remove(index);
-            if let Some(shared) = refused.vmm.inherited {
-                shared.memory.say_gone();
-            }
         }
         None
     }
@@ -223,10 +228,7 @@ impl PendingVmms {
     pub fn refuse(&mut self) -> Vec<u32> {
         let refused = self.all.extract_if(.., |one| !one.is_kept);
         let refused = refused.map(|one| {
-            if let Some(shared) = &one.vmm.inherited {
-                shared.memory.say_gone();
-                takeover::forget(&one.vmm);
-            }
+            one.give_up();
             one.vmm.pid()
         });
         refused.collect()

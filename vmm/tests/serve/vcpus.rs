@@ -46,6 +46,7 @@ fn a_vm_with_a_vcpu_too_many_is_refused_unless_it_was_plugged_in_later() {
     let mut vmm = Vmm::served_at(&socket);
     let _qmp = list(&vmm, 2);
     server.hear("it has 2 vCPUs; start the server with --cpus 2");
+    assert!(!vmm.is_kept());
     vmm.end();
     let mut vmm = Vmm::served_at(&socket);
     let qmp = list(&vmm, 1);
@@ -53,6 +54,11 @@ fn a_vm_with_a_vcpu_too_many_is_refused_unless_it_was_plugged_in_later() {
     wait_until("the request", || server.asked() == Some(700_000));
     server.end(Signal::SIGTERM);
     drop(qmp);
+    let server = Server::start_by(&socket, &path);
+    let _of_another_vm = list(&vmm, 0);
+    server.hear("isn't served: ");
+    assert!(vmm.is_kept());
+    server.end(Signal::SIGTERM);
     let server = Server::start_by(&socket, &path);
     server.hear("takes process");
     let _qmp = list(&vmm, 2);
