@@ -2,13 +2,14 @@
 //! VMMs that are to be served, while they start the threads of their vCPUs.
 
 use std::{
-    fs,
+    fs, mem,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use anyhow::bail;
 use vcpufreq_device::{
+    MAX_VCPUS,
     host::{HostRoot, Tid, stat_field},
     kvm::shm::vcpu_threads,
 };
@@ -45,7 +46,25 @@ struct Candidate {
     until: Instant,
     /// What it had worked until then.
     worked: u64,
+    named: NamedThreads,
     qmp: Option<Asked>,
+}
+
+/// The threads of a VMM's vCPUs by their names, as they were at the last look.
+#[derive(Default)]
+struct NamedThreads(Vec<Option<Tid>>);
+
+impl NamedThreads {
+    /// Those of process `pid`, of `vcpus` vCPUs or more, once two looks find the same: a VMM starts
+    /// one after the other.
+    fn look(&mut self, host: &HostRoot, pid: u32, vcpus: usize) -> Option<Vec<Option<Tid>>> {
+        let most = u16::try_from(MAX_VCPUS).unwrap_or(u16::MAX);
+        let mut threads = vcpu_threads(host, pid, most);
+        let last = threads.iter().rposition(Option::is_some);
+        threads.truncate(last.map_or(0, |last| last + 1).max(vcpus));
+        let before = mem::replace(&mut self.0, threads.clone());
+        (before == threads).then_some(threads)
+    }
 }
 
 /// QEMU's control socket, which may come after the connection: QEMU makes both in the order of its
@@ -97,29 +116,27 @@ impl Candidate {
     /// The threads of its vCPUs, once they are known. One that was served before may have unplugged
     /// some of them, and may have more.
     fn threads(&mut self, served: &Served) -> anyhow::Result<Option<Vec<Option<Tid>>>> {
-        let (pid, vcpus) = (self.vmm.pid(), served.count()?);
-        let mut threads = match &mut self.qmp {
-            None => vcpu_threads(&served.host, pid, vcpus),
-            Some(asked) => {
-                let Some(qmp) = asked.question() else {
-                    return Ok(None);
-                };
-                match qmp.vcpu_threads(&served.host, pid, vcpus.into())? {
-                    Some(threads) => threads,
-                    None => return Ok(None),
-                }
-            }
+        let (host, pid, vcpus) = (&served.host, self.vmm.pid(), served.vcpus.len());
+        let threads = match &mut self.qmp {
+            None => self.named.look(host, pid, vcpus),
+            Some(asked) => match asked.question() {
+                Some(qmp) => qmp.vcpu_threads(host, pid, vcpus)?,
+                None => None,
+            },
+        };
+        let Some(mut threads) = threads else {
+            return Ok(None);
         };
         let found = threads.iter().flatten().count();
         if self.is_kept {
-            threads.truncate(vcpus.into());
+            threads.truncate(vcpus);
             return Ok(Some(threads).filter(|threads| threads.iter().any(Option::is_some)));
         }
-        let all = found == usize::from(vcpus) && threads.len() == found;
+        let all = found == vcpus && threads.len() == found;
         match (all, &self.qmp) {
             (true, _) => Ok(Some(threads)),
-            (false, None) => Ok(None),
-            (false, Some(_)) => Err(other_count(found)),
+            (false, None) if found <= vcpus => Ok(None),
+            (false, _) => Err(other_count(found)),
         }
     }
 
@@ -174,6 +191,7 @@ impl PendingVmms {
             vmm,
             is_kept,
             until: Instant::now() + THREADS_WITHIN,
+            named: NamedThreads::default(),
             qmp,
         });
         Ok(())
@@ -242,4 +260,27 @@ fn cpu_ticks(host: &HostRoot, pid: u32) -> u64 {
         .into_iter()
         .filter_map(|number| stat_field(&stat, number));
     ticks.filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    //! All vCPUs of a VM are found, also more than the server was started for.
+    use vcpufreq_device::fakes::FakeHost;
+
+    use super::*;
+
+    #[test]
+    fn threads_are_those_that_two_looks_find() {
+        let host = FakeHost::empty();
+        let mut named = NamedThreads::default();
+        let mut look = || named.look(&host.root(), 7, 2);
+        assert_eq!([look(), look()], [None, Some(vec![None; 2])]);
+        for vcpu in [0u32, 1, 2] {
+            let begun = format!("proc/7/task/{}/comm", 8 + vcpu);
+            host.write(&begun, format!("CPU {vcpu}/KVM\n"));
+            assert_eq!(look(), None);
+        }
+        host.write("proc/7/task/11/comm", "IO iothread3\n");
+        assert_eq!(look(), Some([8, 9, 10].map(Tid::new).into()));
+    }
 }

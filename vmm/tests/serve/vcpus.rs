@@ -4,7 +4,8 @@
 //! - A vCPU that ends is served no longer: its thread's number may become another's. The VM is served
 //!   on until its last vCPU ends, by a later server too. A vCPU that is there again is served.
 //! - A domain's request in the page of its first vCPU counts while that vCPU isn't there.
-//! - By the control socket, a VM with a vCPU too many is refused, unless it was served before.
+//! - A VM with a vCPU too many is refused, by the names of its threads or by the control socket, unless
+//!   it was served before.
 
 use std::{io::Write as _, os::unix::net::UnixListener};
 
@@ -65,6 +66,32 @@ fn a_vm_with_a_vcpu_too_many_is_refused_unless_it_was_plugged_in_later() {
     wait_until("the next server", || server.asked() == Some(700_000));
     vmm.end();
     server.hear("has ended");
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn a_vm_with_a_thread_too_many_is_refused() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let server = Server::start(&socket);
+    server.hear("waits at");
+    let mut vmm = Vmm::of_vcpus(&socket, 2);
+    let line = server.hear(&format!("process {} isn't served: ", vmm.pid));
+    let why = "it has 2 vCPUs; start the server with --cpus 2";
+    assert!(line.ends_with(why), "{line}");
+    assert_eq!(vmm.answer(), "refused");
+    assert!(vmm.ended() && !vmm.is_kept());
+    server.end(Signal::SIGTERM);
+    // One that was served stays when another vCPU was plugged in.
+    let (server, mut vmm) = Server::with_vmm(&socket);
+    server.end(Signal::SIGTERM);
+    vmm.ask("begin 1");
+    let server = Server::start(&socket);
+    vmm.ask("request 700000");
+    wait_until("the next server", || server.asked() == Some(700_000));
+    vmm.end();
     server.end(Signal::SIGTERM);
 }
 

@@ -4,6 +4,7 @@
 #![expect(unsafe_code, reason = "a descriptor by number")]
 
 use std::{
+    collections::BTreeMap,
     env, fs,
     io::{BufRead, BufReader, Write},
     os::{
@@ -45,7 +46,9 @@ pub fn stand_for_one() {
         return;
     };
     let count = env::var(VCPUS).map_or(1, |count| count.parse().unwrap());
-    let mut vcpus: Vec<_> = (0..count).map(start_vcpu).collect();
+    // A server that finds the first one finds all.
+    let vcpus = (0..count).rev().map(|vcpu| (vcpu, start_vcpu(vcpu)));
+    let mut vcpus: BTreeMap<_, _> = vcpus.collect();
     let mut files = Vec::new();
     // Version, number, memory; for each vCPU the server's doorbell and the guest's interrupt.
     for _ in 0..3 + 2 * count {
@@ -80,12 +83,12 @@ pub fn stand_for_one() {
             }
             ("end", vcpu) => {
                 let vcpu: usize = vcpu.parse().unwrap();
-                vcpus[vcpu].send(()).unwrap();
+                vcpus[&vcpu].send(()).unwrap();
                 println!("@ending");
             }
             ("begin", vcpu) => {
                 let vcpu: usize = vcpu.parse().unwrap();
-                vcpus[vcpu] = start_vcpu(vcpu);
+                vcpus.insert(vcpu, start_vcpu(vcpu));
                 println!("@begun");
             }
             ("tell", "pid") => println!("@{}", std::process::id()),
@@ -154,9 +157,14 @@ impl Vmm {
         Self::start(socket, USER, user)
     }
 
-    /// One with so many vCPUs, which is served.
+    /// One with so many vCPUs.
+    pub fn of_vcpus(socket: &Path, vcpus: u32) -> Self {
+        Self::start(socket, VCPUS, vcpus)
+    }
+
+    /// The same, which is served.
     pub fn with_vcpus(socket: &Path, vcpus: u32) -> Self {
-        let mut vmm = Self::start(socket, VCPUS, vcpus);
+        let mut vmm = Self::of_vcpus(socket, vcpus);
         assert_eq!(vmm.answer(), "served");
         vmm
     }
