@@ -25,8 +25,8 @@ struct vcpufreq_dispatch_cpu {
 };
 
 /*
- * A pCPU's vCPUs. A cache line each. No VMM maps it: one that its guest has taken
- * over can't write it, and so make no request of another VM's vCPU.
+ * A pCPU's vCPUs. A cache line each. No VMM maps it: a confined one that its guest
+ * has taken over can't write it, and so makes no request of another VM's vCPU.
  */
 struct vcpufreq_dispatch_vcpus {
 	__u32 place;		/* of the one that runs on it; 0: none */

@@ -29,7 +29,7 @@ static __always_inline struct task_struct *thread_of(const struct vcpufreq_bpf_v
 /*
  * Has every vCPU of a domain ask for what the domain wants. Returns 1; 0 when
  * the service's scheduler is gone, and clamps are to do it, or others ask as fast
- * as this can follow, and the worker is to try. `own` is the current thread's
+ * as this can follow or have failed, and the worker is to try. `own` is the current thread's
  * vCPU, plus 1; 0 if it has none.
  */
 __noinline int ask_scx(__u32 number, __u32 own)
@@ -44,6 +44,9 @@ __noinline int ask_scx(__u32 number, __u32 own)
 		return 0;
 	for (int i = 0; i < 4; i++) {
 		clamp = READ_ONCE(domain->clamp);
+		/* Another's failure has taken it back: the worker looks what is wanted. */
+		if (clamp == VCPUFREQ_BPF_NO_CLAMP)
+			return 0;
 		bpf_for(id, 0, v->vcpus) {
 			policy = policy_of(id);
 			if (!policy || policy->domain != number)

@@ -226,9 +226,9 @@ const BOOTS: &[Boot] = &[
     },
     boot(
         Long,
-        200,
+        220,
         "2+2",
-        &["scx-service", "scx-requests", "scx-fallback"],
+        &["scx-service", "scx-requests", "scx-fallback", "scx-races"],
     ),
     boot(Long, 200, "2+2", &["scx-deaths"]),
     boot(Long, 60, "2+2", &["scx-unit"]),

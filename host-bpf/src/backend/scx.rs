@@ -13,7 +13,7 @@ use super::Shared;
 /// and clamps are to be in force within 100 ms of when it begins to.
 pub(super) const LOOK: Duration = Duration::from_millis(25);
 
-/// So often is the program run until it has followed vCPUs that ask at the same time.
+/// How often the program is run at most, while vCPUs ask at the same time.
 const TRIES: u32 = 16;
 
 impl Shared {

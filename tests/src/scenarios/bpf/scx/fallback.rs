@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest by `--actuator scx`. Its requests set no clamp as long as the service's scheduler is in
-//! force, also when two vCPUs ask for their domain at the same time. They become clamps within 100 ms
-//! when it is gone, for whatever reason.
+//! force, and become clamps within 100 ms when it is gone, for whatever reason.
 
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use libbpf_rs::{ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
 use vcpufreq_device::host::effective_clamp;
@@ -17,18 +16,14 @@ use super::super::ext_server::ExtScheduler;
 use super::deaths::stuck;
 use super::service::{ServiceProcess, disabled, in_force, left, said, scx, sysrq, vm_refused};
 use crate::harness::machine::mount_bpffs;
-use crate::harness::plan::{GuestDevice, Plan, ask_for, first_cpus, last_of, set_governor};
+use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
-use crate::harness::stats::of as stats;
 use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm, events};
 use crate::harness::wait::{SOON, settled};
 
 /// Twice what the kernel takes to end it. A VMM looks each 25 ms.
 const WITHIN_MS: u128 = 100;
-
-/// Looks at the clamps of vCPUs that ask.
-const LOOKS: u32 = 50;
 
 /// How the scheduler goes, and what is there in its place.
 type SchedulerEnd = fn(ServiceProcess) -> Result<Option<ExtScheduler>>;
@@ -39,7 +34,10 @@ const ENDS: [(&str, SchedulerEnd); 5] = [
         service.ended().map(|_| None)
     }),
     ("kill -9", |service| service.kill().map(|()| None)),
-    ("stop", |service| stopped(service).map(|()| None)),
+    ("stop", |service| {
+        said(&scx(&["stop"])?);
+        service.ended().map(|_| None)
+    }),
     ("a target of 1,025", |service| {
         too_high_a_target()?;
         service.ended().map(|_| None)
@@ -61,58 +59,10 @@ pub fn run(plan: &Plan) -> Result<Value> {
         held &= row["held"] == true;
         rows.push(json!({ "end": name, "seen": row }));
     }
-    let races = races(plan)?;
     // What a killed one leaves goes with the next.
     let left = left()?;
-    held &= left.is_empty() && races["held"] == true;
-    Ok(json!({
-        "held": held, "without_service": without, "rows": rows, "races": races, "left": left,
-    }))
-}
-
-/// Two vCPUs ask for their domain as fast as they can.
-fn races(plan: &Plan) -> Result<Value> {
-    let policies = Policy::all()?;
-    let policy = policies.last().context("no policy")?;
-    let [first, second, ..] = policy.cpus[..] else {
-        bail!("a policy of one pCPU");
-    };
-    let service = ServiceProcess::start()?;
-    let options = ["--actuator", "scx", "--rate-limit", "0"];
-    let mut vm = Vm::boot(&Setup::mirroring(&[first, second]).with(&options))?;
-    plan.load_driver(&mut vm)?;
-    set_governor(&mut vm, 0, "userspace")?;
-    let register = GuestDevice::of(&mut vm)?.set_perf(0);
-    let (min, max) = (policy.min(), policy.max());
-    for vcpu in 0..2 {
-        vm.ask(format!(
-            "start load{vcpu} flood {vcpu} {register} {min} {max}"
-        ))?;
-    }
-    let mut clamps = Vec::new();
-    for _ in 0..LOOKS {
-        sleep(Duration::from_millis(20));
-        clamps.extend([vm.clamp(0)?, vm.clamp(1)?]);
-    }
-    let turns = [vm.number("stop load0")?, vm.number("stop load1")?];
-    let counted = stats(&vm)?["vcpus"].clone();
-    let said = vm.quit()?;
-    stopped(service)?;
-    let refused = |vcpu: &Value| vcpu["counts"]["refused"].as_u64();
-    let each = counted.as_array().context("no stats")?;
-    let held = clamps.iter().all(|clamp| *clamp == (0, 1024))
-        && turns.iter().all(|turns| *turns > 100)
-        && each.iter().all(|vcpu| refused(vcpu) == Some(0));
-    clamps.sort_unstable();
-    clamps.dedup();
-    Ok(
-        json!({ "held": held, "clamps": clamps, "turns": turns, "stats": counted, "vmm_said": said }),
-    )
-}
-
-fn stopped(service: ServiceProcess) -> Result<()> {
-    said(&scx(&["stop"])?);
-    service.ended().map(drop)
+    held &= left.is_empty();
+    Ok(json!({ "held": held, "without_service": without, "rows": rows, "left": left }))
 }
 
 fn one(plan: &Plan, end: SchedulerEnd) -> Result<Value> {
@@ -224,7 +174,7 @@ fn too_high_a_target() -> Result<()> {
 }
 
 /// The target that the stats have once the vCPU has been seen busy. It uses less than it asks for.
-fn busy_target(vm: &mut Vm, vcpu: usize) -> Result<Value> {
+pub fn busy_target(vm: &mut Vm, vcpu: usize) -> Result<Value> {
     vm.ask(format!("start light periodic {vcpu} 20000 4000"))?;
     // It is 0 while the vCPU sleeps.
     let target = settled(

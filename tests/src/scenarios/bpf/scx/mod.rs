@@ -4,6 +4,7 @@
 mod deaths;
 mod fallback;
 mod most;
+mod races;
 mod refusals;
 mod requests;
 mod service;
@@ -22,6 +23,7 @@ pub fn run(name: &str, plan: &Plan) -> Option<Result<Value>> {
     match name {
         "scx-deaths" => Some(deaths::run()),
         "scx-fallback" => Some(fallback::run(plan)),
+        "scx-races" => Some(races::run(plan)),
         "scx-none" => Some(refusals::none()),
         "scx-requests" => Some(requests::run()),
         "scx-service" => Some(refusals::run()),

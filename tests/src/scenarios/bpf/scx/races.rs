@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Two vCPUs ask for their domain by `scx` at the same time. No clamp is set beside the target, and
+//! what is asked for last is in force.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use super::fallback::busy_target;
+use super::service::{ServiceProcess, said, scx};
+use crate::harness::machine::mount_bpffs;
+use crate::harness::plan::{GuestDevice, Plan, ask_for, set_governor};
+use crate::harness::policy::Policy;
+use crate::harness::stats::{has_one_outcome_each, of as stats};
+use crate::harness::vm::{Setup, Vm};
+
+/// Floods, and looks at the clamps in each.
+const FLOODS: u32 = 10;
+const LOOKS: u32 = 10;
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    mount_bpffs()?;
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let [first, second, ..] = policy.cpus[..] else {
+        bail!("a policy of one pCPU");
+    };
+    let service = ServiceProcess::start()?;
+    let options = ["--actuator", "scx", "--rate-limit", "0"];
+    let mut vm = Vm::boot(&Setup::mirroring(&[first, second]).with(&options))?;
+    plan.load_driver(&mut vm)?;
+    set_governor(&mut vm, 0, "userspace")?;
+    let register = GuestDevice::of(&mut vm)?.set_perf(0);
+    let (min, max) = (policy.min(), policy.max());
+    let (mut clamps, mut turns, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..FLOODS {
+        for vcpu in 0..2 {
+            vm.ask(format!(
+                "start load{vcpu} flood {vcpu} {register} {min} {max}"
+            ))?;
+        }
+        for _ in 0..LOOKS {
+            sleep(Duration::from_millis(10));
+            clamps.extend([vm.clamp(0)?, vm.clamp(1)?]);
+        }
+        turns.extend([vm.number("stop load0")?, vm.number("stop load1")?]);
+        ask_for(&mut vm, 0, min)?;
+        ask_for(&mut vm, 0, max)?;
+        targets.push(busy_target(&mut vm, 1)?.as_u64());
+    }
+    let counted = stats(&vm)?["vcpus"][0].clone();
+    let vmm_said = vm.quit()?;
+    said(&scx(&["stop"])?);
+    service.ended()?;
+    let held = clamps.iter().all(|clamp| *clamp == (0, 1024))
+        && turns.iter().all(|turns| *turns > 100)
+        && targets.iter().all(|target| *target > Some(0))
+        && has_one_outcome_each(&counted);
+    clamps.sort_unstable();
+    clamps.dedup();
+    Ok(json!({
+        "held": held, "clamps": clamps, "turns": turns, "targets": targets,
+        "counts": counted["counts"], "vmm_said": vmm_said,
+    }))
+}
