@@ -174,12 +174,16 @@ impl Supervisor<'_> {
     }
 }
 
-/// What is left of it. A warning names what can't be put back: the exit code is QEMU's all the same,
-/// and the guardian tries again when this process ends.
+/// What is left of it; nothing that can be served again, if not all can be put back. A warning names
+/// that: the exit code is QEMU's all the same, and the guardian tries again when this process ends.
 fn end(machine: ServedVm) -> Option<LeftVmm> {
-    let pid = machine.pid();
-    let warned = |error| warn(&format!("process {pid}: {}", chain(&error)));
-    machine.end().map_err(warned).ok()
+    let (left, undone) = machine.end();
+    if let Err(error) = undone {
+        warn(&format!("process {}: {}", left.vmm.pid(), chain(&error)));
+        forget(&left.vmm);
+        return None;
+    }
+    Some(left)
 }
 
 /// A terminal sends its signals to QEMU too; twice does no harm.

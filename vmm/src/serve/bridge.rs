@@ -111,7 +111,8 @@ impl BridgePlan<'_> {
     ) -> anyhow::Result<StartedBridge> {
         let served = self.served;
         let sandbox = confined.map(|confined| confined.sandbox.clone());
-        let events = served.events.as_ref().map(File::try_clone).transpose()?;
+        let events = served.events.as_ref().map(File::try_clone).transpose();
+        let events = events.context("no more files can be opened for --events")?;
         let (stats, events) = observe(events, served.vcpus.len(), sandbox.clone())?;
         let device = self.device(actuator, stats)?;
         let SharedWithVmm { memory, bells } = self.shared.clone();
@@ -175,10 +176,11 @@ impl BridgePlan<'_> {
     fn is_of_others(&self, vcpu: VcpuId) -> bool {
         let vcpus = &self.served.vcpus;
         let domain = vcpus[vcpu.index()].domain;
+        let first = vcpus.iter().position(|other| other.domain == domain);
         let all = (0..).map(VcpuId).zip(self.threads).zip(vcpus);
         let left = all.filter(|((_, tid), other)| tid.is_some() && other.domain == domain);
         let requests = left.map(|((other, _), _)| self.shared.memory.requested(other));
-        requests.max() == Some(0)
+        first == Some(vcpu.index()) && requests.max() == Some(0)
     }
 
     fn device(

@@ -221,12 +221,9 @@ impl ServedVm {
     }
 
     /// Ends the bridge and puts back what it changed, also of a VMM that goes on: that can be taken
-    /// over, or served again.
-    ///
-    /// # Errors
-    /// When a cgroup, clamp or pin can't be put back, which stays in the record. The bridge has ended
-    /// all the same.
-    pub fn end(self) -> anyhow::Result<LeftVmm> {
+    /// over, or served again. The error is a cgroup, clamp or pin that can't be put back, which stays
+    /// in the record.
+    pub fn end(self) -> (LeftVmm, anyhow::Result<()>) {
         let counts = self.process.end();
         self.shared.memory.say_gone();
         let undone = self.changes.undo();
@@ -245,18 +242,18 @@ impl ServedVm {
             (ended, []) => format!("has ended vCPU {}", list(ended)),
             (ended, come) => format!("has ended vCPU {}, has {} again", list(ended), list(come)),
         };
-        undone?;
         let pid = self.vmm.pid();
         match counts {
             Ok(counts) => warn(&format!("process {pid} {what}: {counts}")),
             Err(error) => warn(&format!("process {pid} {what}, and {}", chain(&error))),
         }
-        Ok(LeftVmm {
+        let left = LeftVmm {
             vmm: self.vmm.inheriting(self.shared),
             lives: !gone && !all_ended,
             some_ended,
             threads: vcpus.threads,
-        })
+        };
+        (left, undone)
     }
 }
 

@@ -2,7 +2,7 @@
 //! VMMs that are to be served, while they start the threads of their vCPUs.
 
 use std::{
-    fs, mem,
+    fs,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -40,7 +40,7 @@ pub struct PendingVmms {
 /// One of them.
 struct Candidate {
     vmm: ServedVmm,
-    /// Whether a server before this one served it, and a later one may.
+    /// Whether a later server may take it over: at first, whether one before this served it.
     is_kept: bool,
     /// The end of the server's patience, unless the VMM works.
     until: Instant,
@@ -50,20 +50,32 @@ struct Candidate {
     qmp: Option<Asked>,
 }
 
-/// The threads of a VMM's vCPUs by their names, as they were at the last look.
+/// The threads of a VMM's vCPUs by their names, as they were at the last look, and when that was.
 #[derive(Default)]
-struct NamedThreads(Vec<Option<Tid>>);
+struct NamedThreads(Option<(Instant, Vec<Option<Tid>>)>);
 
 impl NamedThreads {
     /// Those of process `pid`, of `vcpus` vCPUs or more, once two looks find the same: a VMM starts
     /// one after the other.
-    fn look(&mut self, host: &HostRoot, pid: u32, vcpus: usize) -> Option<Vec<Option<Tid>>> {
+    fn look(
+        &mut self,
+        host: &HostRoot,
+        (pid, vcpus): (u32, usize),
+        now: Instant,
+    ) -> Option<Vec<Option<Tid>>> {
+        if let Some((last, _)) = self.0
+            && now < last + LOOK_EVERY
+        {
+            return None;
+        }
         let most = u16::try_from(MAX_VCPUS).unwrap_or(u16::MAX);
         let mut threads = vcpu_threads(host, pid, most);
         let last = threads.iter().rposition(Option::is_some);
         threads.truncate(last.map_or(0, |last| last + 1).max(vcpus));
-        let before = mem::replace(&mut self.0, threads.clone());
-        (before == threads).then_some(threads)
+        let before = self.0.replace((now, threads.clone()));
+        before
+            .is_some_and(|(_, before)| before == threads)
+            .then_some(threads)
     }
 }
 
@@ -118,7 +130,7 @@ impl Candidate {
     fn threads(&mut self, served: &Served) -> anyhow::Result<Option<Vec<Option<Tid>>>> {
         let (host, pid, vcpus) = (&served.host, self.vmm.pid(), served.vcpus.len());
         let threads = match &mut self.qmp {
-            None => self.named.look(host, pid, vcpus),
+            None => self.named.look(host, (pid, vcpus), Instant::now()),
             Some(asked) => match asked.question() {
                 Some(qmp) => qmp.vcpu_threads(host, pid, vcpus)?,
                 None => None,
@@ -272,9 +284,15 @@ mod tests {
     #[test]
     fn threads_are_those_that_two_looks_find() {
         let host = FakeHost::empty();
-        let mut named = NamedThreads::default();
-        let mut look = || named.look(&host.root(), 7, 2);
-        assert_eq!([look(), look()], [None, Some(vec![None; 2])]);
+        let (mut named, mut now) = (NamedThreads::default(), Instant::now());
+        let mut look_after = |passed| {
+            now += passed;
+            named.look(&host.root(), (7, 2), now)
+        };
+        let too_soon = LOOK_EVERY / 2;
+        assert_eq!([look_after(LOOK_EVERY), look_after(too_soon)], [None, None]);
+        let mut look = || look_after(LOOK_EVERY);
+        assert_eq!(look(), Some(vec![None; 2]));
         for vcpu in [0u32, 1, 2] {
             let begun = format!("proc/7/task/{}/comm", 8 + vcpu);
             host.write(&begun, format!("CPU {vcpu}/KVM\n"));

@@ -72,7 +72,7 @@ impl Served {
         })
     }
 
-    /// Makes the file of --events anew: once, and when no other server has it any longer.
+    /// Makes the file of --events anew: once, and by `serve` only when it has its socket.
     ///
     /// # Errors
     /// As [`events::create`].

@@ -100,14 +100,12 @@ impl Server {
                 Err(error) => return failed(error),
             };
             let why = self.until_end(&mut machine, refusals);
-            let left = match machine.end() {
-                Ok(left) => left,
-                // The record has what is left. The guardian puts it back when this process ends.
-                Err(error) => {
-                    warn(&format!("process {pid}: {}", chain(&error)));
-                    return Some(ERROR);
-                }
-            };
+            let (left, undone) = machine.end();
+            // The record has what is left. The guardian puts it back when this process ends.
+            if let Err(error) = undone {
+                warn(&format!("process {pid}: {}", chain(&error)));
+                return Some(ERROR);
+            }
             let goes_on = matches!(why, Ok(End::Vm(why)) if left.goes_on(why));
             (vmm, threads) = (left.vmm, left.threads);
             match why {

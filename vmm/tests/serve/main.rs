@@ -7,7 +7,7 @@
 //! - A server that is ended tells the guest so, and the next one takes over in the same way.
 //! - A `vcpufreq qemu` that is killed leaves its VM to a server for that process, and afterwards to
 //!   the next one at this server's socket. Meanwhile no other server gets it.
-//! - A `vcpufreq qemu` that can't put the host back says so, and has QEMU's exit code all the same.
+//! - A `vcpufreq qemu` that can't put the host back warns, and has QEMU's exit code all the same.
 //! - While QEMU reports by its control socket that the VM is paused, the VM's request is withdrawn. A
 //!   VM that is reset has none. If the control socket is lost, the VM is served on.
 //! - With a service manager, it does so from the files that this one has kept.
