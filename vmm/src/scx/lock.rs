@@ -29,7 +29,7 @@ pub struct Lock {
 
 impl Lock {
     /// Takes it: for a service whose process is `owner`; without an owner for a clean-up, which keeps
-    /// services from their start, and does not wait.
+    /// services from their start.
     ///
     /// # Errors
     /// When a service runs or is starting; `EACCES` without root, or another errno of open(2),
@@ -40,7 +40,6 @@ impl Lock {
 
     /// The same, with `pause` between tries.
     fn take_at(path: &Path, owner: Option<u32>, mut pause: impl FnMut()) -> anyhow::Result<Self> {
-        let tries = owner.map_or(1, |_| TRIES);
         let failed = || format!("can't take {}; run it as root", path.display());
         loop {
             let mut options = OpenOptions::new();
@@ -49,7 +48,7 @@ impl Lock {
             let file = options.mode(MODE).open(path).with_context(failed)?;
             let mode = Permissions::from_mode(MODE);
             file.set_permissions(mode).with_context(failed)?;
-            let mut file = match locked(file, tries, &mut pause) {
+            let mut file = match locked(file, &mut pause) {
                 Ok(file) => file,
                 Err((mut file, Errno::EWOULDBLOCK)) => match pid_in(&mut file) {
                     Some(pid) => bail!("a vcpufreq scx service runs already, process {pid}"),
@@ -113,12 +112,8 @@ impl Drop for Lock {
 }
 
 /// `file` with its lock, once no other has that.
-fn locked(
-    mut file: File,
-    tries: u32,
-    pause: &mut impl FnMut(),
-) -> Result<Flock<File>, (File, Errno)> {
-    for _ in 1..tries {
+fn locked(mut file: File, pause: &mut impl FnMut()) -> Result<Flock<File>, (File, Errno)> {
+    for _ in 1..TRIES {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
             done => return done,
@@ -139,7 +134,7 @@ fn pid_in(file: &mut File) -> Option<Pid> {
 #[cfg(test)]
 mod tests {
     //! Promises: the owner is known as long as it has the lock, and no longer. A look at it keeps
-    //! no service from its start, and a clean-up is none.
+    //! no service from its start, and a clean-up is no owner.
     use super::*;
 
     #[test]
