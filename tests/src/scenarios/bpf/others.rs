@@ -108,8 +108,8 @@ fn many_at_once(lives: &HostBpf) -> Result<(bool, Value)> {
     ready.context("the VMs didn't start")?;
     lives.sweep();
     // The kernel frees them after a grace period.
-    let after = settled(10 * SOON, || Ok(objects()), |now| *now == before)?;
-    let held = after == before && with.0 >= before.0 + VMS;
+    let after = settled(10 * SOON, || Ok(objects()), |now| no_more(*now, before))?;
+    let held = no_more(after, before) && with.0 >= before.0 + VMS;
     let row = json!({
         "vms": VMS, "before": format!("{before:?}"), "with": format!("{with:?}"),
         "after": format!("{after:?}"),

@@ -62,8 +62,8 @@ fn of_this_version() -> Result<Vec<u8>> {
     content(&MapHandle::from_map_id(newest.id)?)
 }
 
-/// The maps that all VMMs have and that one which its guest has taken over could write: it may map
-/// memory. To open one of the arrays of programs can keep it for ever.
+/// Which of the shared maps a confined VMM can map; it has let go of `dispatch_slots`. The arrays of
+/// programs aren't opened: that can keep them for ever.
 fn writable() -> Result<Vec<String>> {
     const ARRAYS_OF_PROGRAMS: usize = 3;
     let content = of_this_version()?;

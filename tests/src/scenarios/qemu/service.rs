@@ -13,19 +13,18 @@ use serde_json::{Value, json};
 
 use super::{ANSWERED, answer};
 use crate::harness::leftovers::leftovers;
-use crate::harness::plan::{GuestDevice, cur_perf, first_cpus};
+use crate::harness::plan::{GuestDevice, first_cpus};
 use crate::harness::policy::Policy;
+use crate::harness::stats::at as stats;
 use crate::harness::systemctl::systemctl;
 use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::qemu_at;
-use crate::harness::wait::{SOON, settled};
+use crate::harness::wait::{SOON, settled, wait_until};
 
 const SERVICE: &str = "vcpufreq-serve@lab.service";
 const SOCKET_UNIT: &str = "vcpufreq-serve@lab.socket";
 const SOCKET: &str = "/run/vcpufreq-lab.sock";
 const CONFIG: &str = "/etc/vcpufreq";
-/// What a guest reads that has no server.
-const GONE: u32 = u32::MAX;
 /// Files that are kept of a VM: memory, connection, and a doorbell for each vCPU.
 const KEPT: usize = 2;
 
@@ -81,10 +80,12 @@ fn round(vm: &mut Vm, policies: &[Policy]) -> Result<Value> {
     until("ActiveState", "active")?;
     let stored = (KEPT + policies.len()).to_string();
     let kept = until("NFileDescriptorStore", &stored)?;
-    let device = GuestDevice::of(vm)?;
     // A server that has just taken the VM over is active before its bridge is.
-    let served = |khz: &u32| *khz != GONE;
-    settled(10 * SOON, || cur_perf(vm, device.base, 0), served)?;
+    let server = show("MainPID")?.parse()?;
+    wait_until("the bridge", 10 * SOON, || {
+        Ok(stats(server).is_ok_and(|stats| stats["vcpus"].is_array()))
+    })?;
+    let device = GuestDevice::of(vm)?;
     let mut answers = Vec::new();
     let mut clamps = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
