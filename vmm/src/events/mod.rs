@@ -175,7 +175,7 @@ fn write_until(
                     line.clear();
                     serde_json::to_writer(&mut line, &EventLine::from(&stamped))?;
                     line.push(b'\n');
-                    // At once: a buffer that is full ends with a line.
+                    // As a whole: the buffer is written out before a line that doesn't fit.
                     output.write_all(&line)?;
                     written += 1;
                 }

@@ -210,7 +210,7 @@ impl BridgeArgs {
             bail!("--multi-tenant grants no more requests than by default; leave --rate-limit out");
         }
         if self.actuator == ActuatorWish::Scx {
-            bail!("--multi-tenant trusts no VMM, as scx does; leave --actuator scx out");
+            bail!("scx trusts every VMM, which --multi-tenant doesn't; leave --actuator scx out");
         }
         if self.events.is_some() {
             bail!("--multi-tenant keeps no file that a guest makes grow; leave --events out");
