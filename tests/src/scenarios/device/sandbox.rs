@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
-use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
