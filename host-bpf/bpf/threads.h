@@ -28,9 +28,9 @@ static __always_inline struct task_struct *thread_of(const struct vcpufreq_bpf_v
 
 /*
  * Has every vCPU of a domain ask for what the domain wants. Returns 1; 0 when
- * the service's scheduler is gone, and clamps are to do it, or others ask as fast
- * as this can follow or have failed, and the worker is to try. `own` is the current thread's
- * vCPU, plus 1; 0 if it has none.
+ * the service's scheduler is gone, and clamps are to do it, or when the worker is
+ * to try: others ask as fast as this can follow, or have failed. `own` is the
+ * current thread's vCPU, plus 1; 0 if it has none.
  */
 __noinline int ask_scx(__u32 number, __u32 own)
 {

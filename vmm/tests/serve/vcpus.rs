@@ -7,7 +7,7 @@
 //! - A VM with a vCPU too many is refused, by the names of its threads or by the control socket, unless
 //!   it was served before.
 
-use std::{io::Write as _, os::unix::net::UnixListener};
+use std::{io::Write as _, os::unix::net::UnixListener, path::Path};
 
 use nix::sys::signal::Signal;
 
@@ -101,10 +101,7 @@ fn a_vcpu_is_served_until_it_ends_and_when_it_is_there_again() {
         return;
     }
     let (_dir, socket) = socket();
-    let vm = [&TWO_VCPUS[..], &["--domain=0-1=0"]].concat();
-    let server = Server::start_for(&socket, &vm);
-    server.hear("waits at");
-    let mut vmm = Vmm::with_vcpus(&socket, 2);
+    let (server, mut vmm) = of_one_domain(&socket);
     vmm.ask("request 500000");
     vmm.ask(&format!("store {SET_PERF_1} 1000000"));
     wait_until("the last request to count", || {
@@ -119,7 +116,7 @@ fn a_vcpu_is_served_until_it_ends_and_when_it_is_there_again() {
     let of_vcpu_1 = &server.stats()["vcpus"][1];
     assert_eq!(of_vcpu_1["counts"]["source_failures"], 0, "{of_vcpu_1}");
     server.end(Signal::SIGTERM);
-    let server = Server::start_for(&socket, &vm);
+    let server = server_of_one_domain(&socket);
     server.hear("takes process");
     wait_until("the next server", || server.asked() == Some(500_000));
     vmm.ask("begin 1");
@@ -143,10 +140,7 @@ fn a_domains_request_counts_while_its_first_vcpu_is_not_there() {
         return;
     }
     let (_dir, socket) = socket();
-    let vm = [&TWO_VCPUS[..], &["--domain=0-1=0"]].concat();
-    let server = Server::start_for(&socket, &vm);
-    server.hear("waits at");
-    let mut vmm = Vmm::with_vcpus(&socket, 2);
+    let (server, mut vmm) = of_one_domain(&socket);
     // As the driver of this project does for both.
     vmm.ask("request 500000");
     let asks = |server: &Server| server.stats()["vcpus"][1]["asks_khz"].as_u64();
@@ -157,7 +151,7 @@ fn a_domains_request_counts_while_its_first_vcpu_is_not_there() {
     vmm.ask("request 1000000");
     wait_until("another one", || asks(&server) == Some(1_000_000));
     server.end(Signal::SIGTERM);
-    let server = Server::start_for(&socket, &vm);
+    let server = server_of_one_domain(&socket);
     server.hear("takes process");
     wait_until("the next server", || asks(&server) == Some(1_000_000));
     vmm.ask("end 1");
@@ -221,4 +215,15 @@ fn a_prefix_serves_the_vcpus_that_are_left() {
     prefix.hear("has ended vCPU 0: ");
     assert_eq!((vmm.cur_perf(), vmm.is_kept()), (GONE, false));
     vmm.end();
+}
+
+/// Of two vCPUs, each of which requests for both.
+fn server_of_one_domain(socket: &Path) -> Server {
+    Server::start_for(socket, &[&TWO_VCPUS[..], &["--domain=0-1=0"]].concat())
+}
+
+fn of_one_domain(socket: &Path) -> (Server, Vmm) {
+    let server = server_of_one_domain(socket);
+    server.hear("waits at");
+    (server, Vmm::with_vcpus(socket, 2))
 }
