@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::missing_errors_doc)]
 
+mod base;
 mod capacity;
 mod checks;
 mod emit;
@@ -54,9 +55,10 @@ mod merge;
 mod node;
 mod power;
 
+pub use base::{MAX_TREE, TreeError};
 pub use emit::{Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
 pub use error::{FactsError, MAX_CPUS, MAX_OPP_UW, MAX_OPPS, REGION_ALIGN, REGION_STRIDE};
 pub use facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable};
 pub use machine::Machine;
-pub use merge::{MAX_TREE, MergeError, Seeds, merge};
+pub use merge::{MergeError, Seeds, merge};
 pub use vm_fdt;

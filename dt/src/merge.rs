@@ -2,26 +2,18 @@
 
 //! A machine's nodes in the tree that another VMM made.
 //!
-//! The base is not trusted: `dtoolkit` checks every offset in it before a node
-//! is read, and its size and depth are limited here.
+//! The base is not trusted: [`crate::base`] checks it whole before a node is used.
 
 use std::collections::HashSet;
 
-use dtoolkit::fdt::{Fdt, FdtNode};
-use dtoolkit::{Node as _, Property as _};
 use thiserror::Error;
 use vm_fdt::{FdtReserveEntry, FdtWriter, FdtWriterNode, FdtWriterResult};
 
+use crate::base::{Base, BaseNode, MAX_DEPTH, MAX_TREE, TreeError};
 use crate::emit::{Nodes, PERFORMANCE};
 use crate::machine::Machine;
 use crate::node::Node;
 
-/// The largest tree in bytes, without padding, that an arm64 kernel takes
-/// (Linux' `MAX_FDT_SIZE`).
-pub const MAX_TREE: usize = 2 << 20;
-/// A core's thread in `/cpus/cpu-map` is at 7. To list a node's children takes
-/// a look at all that is below them, so each level costs another one.
-const MAX_DEPTH: usize = 16;
 const PHANDLES: [&str; 2] = ["phandle", "linux,phandle"];
 const SEEDS: [&str; 2] = ["kaslr-seed", "rng-seed"];
 
@@ -48,7 +40,7 @@ pub enum MergeError {
     },
     /// The base breaks the flattened form, or ends too soon.
     #[error("no whole flattened device tree: {0}")]
-    NotATree(#[from] dtoolkit::error::FdtParseError),
+    NotATree(#[source] TreeError),
     /// Nodes are nested deeper than any machine's.
     #[error("nodes are nested deeper than {MAX_DEPTH}")]
     TooDeep,
@@ -92,6 +84,16 @@ pub enum MergeError {
     Write(#[from] vm_fdt::Error),
 }
 
+impl From<TreeError> for MergeError {
+    fn from(error: TreeError) -> Self {
+        match error {
+            TreeError::TooLarge { size } => Self::TooLarge { size },
+            TreeError::TooDeep => Self::TooDeep,
+            broken => Self::NotATree(broken),
+        }
+    }
+}
+
 /// Adds the machine's performance nodes to `base`, the tree of another VMM; without padding.
 ///
 /// The base's nodes, phandles, memory reservations and boot CPU stay. Its CPUs are the machine's in
@@ -104,10 +106,10 @@ pub enum MergeError {
 /// [`MergeError`] for a base that is invalid or has other CPUs than the machine, or a result that
 /// is larger than [`MAX_TREE`]. There is no tree then.
 pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<Vec<u8>, MergeError> {
-    let tree = parse(base)?;
-    let root = tree.root();
-    let largest = largest_phandle(&root, 1)?;
-    let cpus = cpus_in_order(&root, machine)?;
+    let tree = Base::read(base)?;
+    let root = &tree.root;
+    let largest = largest_phandle(root);
+    let cpus = cpus_in_order(root, machine)?;
     let nodes = largest.checked_add(1);
     let nodes = nodes.and_then(|first| Nodes::new(machine, first));
     let nodes = nodes.ok_or(MergeError::NoPhandles { largest })?;
@@ -117,30 +119,20 @@ pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<Vec<u8>, Me
         .collect();
     let nodes = nodes.with_cpu_phandles(&phandles);
     let added: Vec<Node> = nodes.opp_tables().chain(nodes.cpufreq()).collect();
-    if nodes.cpufreq().is_some() && !has_two_cells(&root) {
+    if nodes.cpufreq().is_some() && !has_two_cells(root) {
         return Err(MergeError::RootCells);
     }
     let merge = Merge {
         machine,
         nodes,
-        replaced: replaced(&root, &cpus, &added),
+        replaced: replaced(root, &cpus, &added),
         seeds,
     };
-    let merged = merge.write(tree, &added)?;
+    let merged = merge.write(&tree, &added)?;
     match merged.len() {
         size if size > MAX_TREE => Err(MergeError::TooLarge { size }),
         _ => Ok(merged),
     }
-}
-
-/// The tree in `base` without what comes after its stated size.
-fn parse(base: &[u8]) -> Result<Fdt<'_>, MergeError> {
-    let word = |at: usize| cell(base.get(at..at + 4)?);
-    let size = word(4).map_or(0, |size| usize::try_from(size).unwrap_or(usize::MAX));
-    if word(0) == Some(0xd00d_feed) && size > MAX_TREE {
-        return Err(MergeError::TooLarge { size });
-    }
-    Ok(Fdt::new(base.get(..size).unwrap_or(base))?)
 }
 
 fn cell(value: &[u8]) -> Option<u32> {
@@ -148,50 +140,44 @@ fn cell(value: &[u8]) -> Option<u32> {
 }
 
 /// A property of one cell.
-fn cell_of(node: &FdtNode<'_>, name: &str) -> Option<u32> {
-    cell(node.property(name)?.value())
+fn cell_of(node: &BaseNode<'_>, name: &str) -> Option<u32> {
+    cell(node.property(name)?)
 }
 
-fn phandle(node: &FdtNode<'_>) -> Option<u32> {
+fn phandle(node: &BaseNode<'_>) -> Option<u32> {
     let phandle = PHANDLES.iter().find_map(|name| cell_of(node, name));
     phandle.filter(|&phandle| phandle != 0)
 }
 
 /// 0 if no node has one.
-fn largest_phandle(node: &FdtNode<'_>, depth: usize) -> Result<u32, MergeError> {
-    if depth > MAX_DEPTH {
-        return Err(MergeError::TooDeep);
-    }
-    let own = phandle(node).unwrap_or(0);
-    node.children().try_fold(own, |largest, child| {
-        Ok(largest.max(largest_phandle(&child, depth + 1)?))
-    })
+fn largest_phandle(node: &BaseNode<'_>) -> u32 {
+    let below = node.children.iter().map(largest_phandle).max();
+    phandle(node).max(below).unwrap_or(0)
 }
 
 /// As Linux' `of_get_next_cpu_node` sees it.
-fn is_cpu(node: &FdtNode<'_>) -> bool {
-    let has_type = |kind: &[u8]| kind == b"cpu\0";
-    let kind = node.property("device_type");
-    node.name_without_address() == "cpu" || kind.is_some_and(|kind| has_type(kind.value()))
+fn is_cpu(node: &BaseNode<'_>) -> bool {
+    let name = node.name.split('@').next();
+    name == Some("cpu") || node.property("device_type") == Some(b"cpu\0")
 }
 
 /// The CPUs of the base, which are the machine's, one for one.
-fn cpus_in_order<'a>(
-    root: &FdtNode<'a>,
+fn cpus_in_order<'b, 'a>(
+    root: &'b BaseNode<'a>,
     machine: &Machine,
-) -> Result<Vec<FdtNode<'a>>, MergeError> {
-    let node = root.children().find(|child| child.name() == "cpus");
+) -> Result<Vec<&'b BaseNode<'a>>, MergeError> {
+    let node = root.children.iter().find(|child| child.name == "cpus");
     let node = node.ok_or(MergeError::NoCpus)?;
-    let cpus: Vec<_> = node.children().filter(is_cpu).collect();
+    let cpus: Vec<_> = node.children.iter().filter(|child| is_cpu(child)).collect();
     let (found, wanted) = (cpus.len(), machine.facts().cpus.len());
     if found != wanted {
         return Err(MergeError::CpuCount { found, wanted });
     }
     let mut previous = None;
-    for cpu in &cpus {
-        let reg = cpu.property("reg").and_then(|reg| number(reg.value()));
+    for &cpu in &cpus {
+        let reg = cpu.property("reg").and_then(number);
         if reg <= previous {
-            let node = cpu.name().to_owned();
+            let node = cpu.name.to_owned();
             return Err(MergeError::CpuOrder { node });
         }
         previous = reg;
@@ -205,22 +191,20 @@ fn number(value: &[u8]) -> Option<u64> {
     cell(value).map(u64::from).or_else(wide)
 }
 
-fn has_two_cells(root: &FdtNode<'_>) -> bool {
+fn has_two_cells(root: &BaseNode<'_>) -> bool {
     let names = ["#address-cells", "#size-cells"];
     names.iter().all(|name| cell_of(root, name) == Some(2))
 }
 
 /// The root's children that the result doesn't have: the OPP tables of the
 /// base's CPUs, and what has the name of a node that is added.
-fn replaced(root: &FdtNode<'_>, cpus: &[FdtNode<'_>], added: &[Node]) -> HashSet<String> {
-    let table = |cpu| cell_of(cpu, "operating-points-v2");
+fn replaced(root: &BaseNode<'_>, cpus: &[&BaseNode<'_>], added: &[Node]) -> HashSet<String> {
+    let table = |cpu: &&BaseNode<'_>| cell_of(cpu, "operating-points-v2");
     let tables: HashSet<u32> = cpus.iter().filter_map(table).collect();
-    let is_table = |node: &FdtNode<'_>| phandle(node).is_some_and(|own| tables.contains(&own));
-    let old = root.children().filter(is_table);
+    let is_table = |node: &&BaseNode<'_>| phandle(node).is_some_and(|own| tables.contains(&own));
+    let old = root.children.iter().filter(is_table);
     let added = added.iter().map(|node| node.name().to_owned());
-    old.map(|node| node.name().to_owned())
-        .chain(added)
-        .collect()
+    old.map(|node| node.name.to_owned()).chain(added).collect()
 }
 
 struct Merge<'a> {
@@ -231,20 +215,19 @@ struct Merge<'a> {
 }
 
 impl Merge<'_> {
-    fn write(&self, base: Fdt<'_>, added: &[Node]) -> Result<Vec<u8>, MergeError> {
-        let reserved = base.memory_reservations();
-        let reserved = reserved.map(|entry| FdtReserveEntry::new(entry.address(), entry.size()));
+    fn write(&self, base: &Base<'_>, added: &[Node]) -> Result<Vec<u8>, MergeError> {
+        let reserved = base.reservations.iter();
+        let reserved = reserved.map(|&(address, size)| FdtReserveEntry::new(address, size));
         let reserved: Vec<_> = reserved.collect::<FdtWriterResult<_>>()?;
         let mut fdt = FdtWriter::new_with_mem_reserv(&reserved)?;
-        fdt.set_boot_cpuid_phys(base.boot_cpuid_phys());
-        let root = base.root();
-        let open = begin(&root, &mut fdt, &[])?;
-        for child in root.children() {
-            match child.name() {
-                "cpus" => self.write_cpus(&child, &mut fdt)?,
-                "chosen" if self.seeds == Seeds::Drop => copy(&child, &mut fdt, &SEEDS)?,
+        fdt.set_boot_cpuid_phys(base.boot_cpu);
+        let open = begin(&base.root, &mut fdt, &[])?;
+        for child in &base.root.children {
+            match child.name {
+                "cpus" => self.write_cpus(child, &mut fdt)?,
+                "chosen" if self.seeds == Seeds::Drop => copy(child, &mut fdt, &SEEDS)?,
                 name if self.replaced.contains(name) => {}
-                _ => copy(&child, &mut fdt, &[])?,
+                _ => copy(child, &mut fdt, &[])?,
             }
         }
         for node in added {
@@ -254,22 +237,22 @@ impl Merge<'_> {
         Ok(fdt.finish()?)
     }
 
-    fn write_cpus(&self, cpus: &FdtNode<'_>, fdt: &mut FdtWriter) -> Result<(), MergeError> {
+    fn write_cpus(&self, cpus: &BaseNode<'_>, fdt: &mut FdtWriter) -> Result<(), MergeError> {
         let open = begin(cpus, fdt, &[])?;
         self.nodes.cpu_map().write(fdt)?;
         if let Some(states) = self.nodes.idle_states() {
             states.write(fdt)?;
         }
         let mut facts = self.machine.facts().cpus.iter().enumerate();
-        for child in cpus.children() {
-            if is_cpu(&child) {
+        for child in &cpus.children {
+            if is_cpu(child) {
                 let Some((index, cpu)) = facts.next() else {
                     continue; // Both have as many.
                 };
                 let performance = self.nodes.performance(index, cpu);
-                write_cpu(&child, &performance, fdt)?;
-            } else if !["cpu-map", "idle-states"].contains(&child.name()) {
-                copy(&child, fdt, &[])?;
+                write_cpu(child, &performance, fdt)?;
+            } else if !["cpu-map", "idle-states"].contains(&child.name) {
+                copy(child, fdt, &[])?;
             }
         }
         Ok(fdt.end_node(open)?)
@@ -277,7 +260,7 @@ impl Merge<'_> {
 }
 
 fn write_cpu(
-    node: &FdtNode<'_>,
+    node: &BaseNode<'_>,
     performance: &Node,
     fdt: &mut FdtWriter,
 ) -> Result<(), MergeError> {
@@ -287,40 +270,40 @@ fn write_cpu(
 }
 
 /// Copies a node with all below it, but for its properties of these names.
-fn copy(node: &FdtNode<'_>, fdt: &mut FdtWriter, without: &[&str]) -> Result<(), MergeError> {
+fn copy(node: &BaseNode<'_>, fdt: &mut FdtWriter, without: &[&str]) -> Result<(), MergeError> {
     let open = begin(node, fdt, without)?;
     end(node, fdt, open)
 }
 
 /// Begins a copy of a node: its properties, but for those of these names.
 fn begin(
-    node: &FdtNode<'_>,
+    node: &BaseNode<'_>,
     fdt: &mut FdtWriter,
     without: &[&str],
 ) -> Result<FdtWriterNode, MergeError> {
     let mut write = || {
-        let open = fdt.begin_node(node.name())?;
-        for property in node.properties() {
-            match (property.name(), cell(property.value())) {
-                (name, _) if without.contains(&name) => {}
+        let open = fdt.begin_node(node.name)?;
+        for &(name, value) in &node.properties {
+            match (name, cell(value)) {
+                _ if without.contains(&name) => {}
                 // The writer finds one that is there twice.
                 ("phandle", Some(phandle)) => fdt.property_phandle(phandle)?,
-                (name, _) => fdt.property(name, property.value())?,
+                _ => fdt.property(name, value)?,
             }
         }
         Ok(open)
     };
     let of_node = |error| MergeError::Node {
-        node: node.name().to_owned(),
+        node: node.name.to_owned(),
         error,
     };
     write().map_err(of_node)
 }
 
 /// Ends it: what is below the node.
-fn end(node: &FdtNode<'_>, fdt: &mut FdtWriter, open: FdtWriterNode) -> Result<(), MergeError> {
-    for child in node.children() {
-        copy(&child, fdt, &[])?;
+fn end(node: &BaseNode<'_>, fdt: &mut FdtWriter, open: FdtWriterNode) -> Result<(), MergeError> {
+    for child in &node.children {
+        copy(child, fdt, &[])?;
     }
     Ok(fdt.end_node(open)?)
 }

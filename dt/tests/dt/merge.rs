@@ -6,7 +6,7 @@
 use proptest::collection::vec;
 use proptest::prelude::{any, proptest};
 use vcpufreq_dt::vm_fdt::{Error, FdtReserveEntry, FdtWriter, FdtWriterResult};
-use vcpufreq_dt::{MAX_TREE, Machine, MergeError, Seeds, dtb, merge};
+use vcpufreq_dt::{MAX_TREE, Machine, MergeError, Seeds, TreeError, dtb, merge};
 
 use crate::blob::{Tree, cell, read, read_resolved};
 use crate::samples::{all, little_big, machine};
@@ -308,7 +308,6 @@ fn nodes_are_nested_to_a_limit() {
 /// The base with so many nodes in each other, more than a writer makes.
 fn with_nodes_at_the_end(depth: usize) -> Vec<u8> {
     let mut base = base_of(&CPUS);
-    let word = |base: &[u8], at: usize| u32::from_be_bytes(base[at..at + 4].try_into().unwrap());
     // The strings come behind the root's end and that of the tree.
     let strings = usize::try_from(word(&base, 12)).unwrap();
     let begin = [1_u32.to_be_bytes(), *b"n\0\0\0"].concat().repeat(depth);
@@ -328,6 +327,63 @@ fn survives(base: &[u8], machine: &Machine) {
     let again = merged.and_then(|merged| merge(&merged, machine, Seeds::Drop));
     if let Err(error) = again {
         assert!(!error.to_string().contains('\n'), "{error}");
+    }
+}
+
+fn word(base: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(base[at..at + 4].try_into().unwrap())
+}
+
+#[test]
+fn the_broken_rule_of_the_flattened_form_is_named() {
+    let base = base_of(&CPUS);
+    let place = |at| usize::try_from(word(&base, at)).unwrap();
+    // The root begins with its tag, its name, and a property: tag, length, name.
+    let (structure, strings) = (place(8), place(12));
+    let part = |part| TreeError::Part { part };
+    let name = |at| TreeError::Name { at };
+    let large = u32::MAX;
+    let rows: [(usize, u32, TreeError); 13] = [
+        (0, 0, TreeError::Magic { found: 0 }),
+        (
+            20,
+            16,
+            (TreeError::Version {
+                version: 16,
+                oldest: 16,
+            }),
+        ),
+        (
+            24,
+            18,
+            (TreeError::Version {
+                version: 17,
+                oldest: 18,
+            }),
+        ),
+        (4, 1 << 20, part("size")),
+        (8, large, part("structure")),
+        (36, large, part("structure")),
+        (32, large, part("strings")),
+        (16, word(&base, 4) - 8, part("reservations")),
+        (structure, 2, TreeError::Tag { tag: 2, at: 0 }),
+        (structure + 4, u32::from_be_bytes(*b"x\0\0\0"), name(4)),
+        (structure + 8, 7, TreeError::Tag { tag: 7, at: 8 }),
+        (structure + 12, large, part("structure")),
+        (structure + 16, large, name(16)),
+    ];
+    for (at, value, error) in rows {
+        let mut wrong = base.clone();
+        wrong[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        let found = merge(&wrong, &four(), Seeds::Drop).unwrap_err();
+        assert_eq!(found, MergeError::NotATree(error), "{value:#x} at {at}");
+    }
+    // Of the first two names of properties, "#address-cells" and "#size-cells".
+    for (ends, instead) in [(&[0][..], b'\n'), (&[14, 26], b'x')] {
+        let mut wrong = base.clone();
+        ends.iter().for_each(|end| wrong[strings + end] = instead);
+        let found = merge(&wrong, &four(), Seeds::Drop).unwrap_err();
+        assert_eq!(found, MergeError::NotATree(name(16)), "{instead:?}");
     }
 }
 
