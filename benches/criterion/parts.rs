@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::Criterion;
 use vcpufreq_device::fakes::{FixedSource, NullActuator};
 use vcpufreq_device::{
     ClampMode, Device, DeviceConfig, DomainId, Headroom, Khz, MmioRegion, NoEvents, PcpuPerf,
@@ -121,5 +121,12 @@ fn device_tree(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(parts, registers, policy, device, device_tree);
-criterion_main!(parts);
+/// As criterion's macros have it, which make a function without documentation.
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    registers(&mut criterion);
+    policy(&mut criterion);
+    device(&mut criterion);
+    device_tree(&mut criterion);
+    criterion.final_summary();
+}

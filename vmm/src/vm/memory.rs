@@ -9,8 +9,8 @@ use anyhow::{Context, anyhow};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::{
-    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MmapRegion, mmap::MmapRegionError,
+    GuestAddress, GuestMemory, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
+    mmap::MmapRegionError,
 };
 
 use super::sys;
@@ -105,7 +105,7 @@ impl Memory {
     fn mapping(&self, base: u64, size: u64) -> Result<MmapRegion, String> {
         let len = usize::try_from(size).map_err(|_| format!("{size:#x} bytes are too many"))?;
         let page = self.pages.bytes();
-        if page == 0 || !size.is_multiple_of(page) {
+        if page == 0 || size % page != 0 {
             let mapped = MmapRegion::new(len).map_err(os_error);
             return mapped.map_err(|error| {
                 format!("can't map {size:#x} bytes for the guest's memory at {base:#x}: {error}")
