@@ -88,7 +88,7 @@ pub fn apply(
     let closed_earlier_boot = close_earlier(host, plan)?;
     check_new(plan)?;
     let record = Record {
-        boot_id: record::boot_id(host)?,
+        boot_id: record::boot_id(host.as_look())?,
         profile_name: profile.0.to_owned(),
         profile: profile.1.clone(),
         partition: plan.partition.clone(),
@@ -171,9 +171,9 @@ fn check_new(plan: &RtPlan) -> Result<(), ApplyError> {
 /// Whether no guest is on the CPUs that are set apart, and the recorded old values are current: a
 /// guest that has ended since the plan was made has restored its own.
 fn check_unmoved(host: &dyn Host, record: &Record) -> Result<(), ApplyError> {
-    guests::check_free(host, &record.partition.rt(), Vcpus::Pinned)?;
+    guests::check_free(host.as_look(), &record.partition.rt(), Vcpus::Pinned)?;
     for Entry { target, old, .. } in &record.entries {
-        match target.now(host) {
+        match target.now(host.as_look()) {
             Ok(now) if !target.same(&now, old) => {
                 return Err(ApplyError::Moved {
                     name: target.name(),
@@ -190,16 +190,16 @@ fn check_unmoved(host: &dyn Host, record: &Record) -> Result<(), ApplyError> {
 
 /// Removes the record of an earlier boot; one of this boot is an error.
 fn close_earlier(host: &dyn Host, plan: &RtPlan) -> Result<bool, ApplyError> {
-    let Some(record) = Record::read(host)? else {
+    let Some(record) = Record::read(host.as_look())? else {
         return Ok(false);
     };
-    if record.is_of_another_boot(host)? {
+    if record.is_of_another_boot(host.as_look())? {
         let _held = host.hold(PATH).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::NotFound => ApplyError::Busy,
             _ => ApplyError::Unrecorded(error),
         })?;
         // Again: before it was held, another apply may have put its own there.
-        if Record::read(host)? != Some(record) {
+        if Record::read(host.as_look())? != Some(record) {
             return Err(ApplyError::Busy);
         }
         host.discard(PATH).map_err(ApplyError::Unrecorded)?;

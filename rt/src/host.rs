@@ -5,6 +5,8 @@
 
 use std::{fs::File, io};
 
+use nix::fcntl::Flock;
+
 use crate::own_dir::Untrusted;
 
 /// Why a file could not be read.
@@ -72,6 +74,9 @@ pub trait Look {
 
 /// Changing. Each call is one step that a crash comes before or after.
 pub trait Host: Look {
+    /// The same, for looking: Rust 1.85 can't make a `dyn Look` of a `dyn Host`.
+    fn as_look(&self) -> &dyn Look;
+
     /// Writes a kernel file in one call.
     ///
     /// # Errors
@@ -151,4 +156,6 @@ pub trait Host: Look {
 
 /// A file that this process holds; dropped or with the process' end, it is free again.
 #[derive(Debug)]
-pub struct LockedFile(#[expect(dead_code, reason = "the lock is what matters")] pub(crate) File);
+pub struct LockedFile(
+    #[expect(dead_code, reason = "the lock is what matters")] pub(crate) Flock<File>,
+);

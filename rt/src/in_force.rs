@@ -59,8 +59,8 @@ impl InForce {
             },
         };
         // Again: before it was held, it may have become another.
-        match Record::read(host)? {
-            Some(record) if !record.is_of_another_boot(host)? => Ok(Self {
+        match Record::read(host.as_look())? {
+            Some(record) if !record.is_of_another_boot(host.as_look())? => Ok(Self {
                 record: Some(record),
                 _held: Some(held),
             }),
@@ -81,14 +81,16 @@ impl InForce {
     /// [`InForceError::Record`] when the record is invalid.
     pub fn check_still(&self, host: &dyn Host) -> Result<(), InForceError> {
         match (&self.record, visible(host)?) {
-            (None, Some(record)) if !record.is_of_another_boot(host)? => Err(InForceError::Begun),
+            (None, Some(record)) if !record.is_of_another_boot(host.as_look())? => {
+                Err(InForceError::Begun)
+            }
             _ => Ok(()),
         }
     }
 }
 
 fn visible(host: &dyn Host) -> Result<Option<Record>, RecordError> {
-    match Record::read(host) {
+    match Record::read(host.as_look()) {
         Err(RecordError::Denied) => Ok(None),
         read => read,
     }

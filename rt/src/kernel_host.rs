@@ -8,7 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::errno::Errno;
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 use vcpufreq_device::host::{HostRoot, SchedAttr, Tid};
 
 use crate::{
@@ -48,15 +51,10 @@ impl KernelHost {
     }
 
     /// Opens and locks a file of our own.
-    fn locked(
-        &self,
-        path: &str,
-        lock: fn(&File) -> Result<(), fs::TryLockError>,
-    ) -> io::Result<LockedFile> {
+    fn locked(&self, path: &str, how: FlockArg) -> io::Result<LockedFile> {
         let (dir, name) = self.own(path)?.ok_or(io::ErrorKind::NotFound)?;
         let file = dir.file(name)?.ok_or(io::ErrorKind::NotFound)?;
-        lock(&file)?;
-        still_there(&dir, name, file)
+        still_there(&dir, name, lock(file, how)?)
     }
 }
 
@@ -139,6 +137,10 @@ impl Look for KernelHost {
 }
 
 impl Host for KernelHost {
+    fn as_look(&self) -> &dyn Look {
+        self
+    }
+
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
         let mut file = File::options().write(true).open(self.path(path))?;
         // One call: the kernel takes each as a whole value.
@@ -173,8 +175,7 @@ impl Host for KernelHost {
         let (dir, name) = parts(path);
         let dir = OwnDir::make(&self.path(dir))?;
         let unfinished = unfinished(name);
-        let mut file = only_mine(&dir, &unfinished)?;
-        file.lock()?;
+        let mut file = lock(only_mine(&dir, &unfinished)?, FlockArg::LockExclusive)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         // Unlike a rename, a link never takes another's place.
@@ -186,11 +187,11 @@ impl Host for KernelHost {
     }
 
     fn hold(&self, path: &str) -> io::Result<LockedFile> {
-        self.locked(path, File::try_lock)
+        self.locked(path, FlockArg::LockExclusiveNonblock)
     }
 
     fn share(&self, path: &str) -> io::Result<LockedFile> {
-        self.locked(path, File::try_lock_shared)
+        self.locked(path, FlockArg::LockSharedNonblock)
     }
 
     fn replace(&self, path: &str, text: &str) -> io::Result<()> {
@@ -224,9 +225,14 @@ impl Host for KernelHost {
     }
 }
 
+/// With [`io::ErrorKind::WouldBlock`] if another holds it, and `how` doesn't wait.
+fn lock(file: File, how: FlockArg) -> io::Result<Flock<File>> {
+    Flock::lock(file, how).map_err(|(_, error)| error.into())
+}
+
 /// A locked file, if its name still leads to it. The last holder of the lock may have removed the
 /// file; then the lock keeps no other process out.
-fn still_there(dir: &OwnDir, name: &str, file: File) -> io::Result<LockedFile> {
+fn still_there(dir: &OwnDir, name: &str, file: Flock<File>) -> io::Result<LockedFile> {
     let there = dir.file(name)?.ok_or(io::ErrorKind::NotFound)?.metadata()?;
     let locked = file.metadata()?;
     match (locked.dev(), locked.ino()) == (there.dev(), there.ino()) {
@@ -257,7 +263,7 @@ fn remove_abandoned(dir: &OwnDir, name: &str) -> io::Result<()> {
     let Some(file) = dir.file(name)? else {
         return Ok(());
     };
-    file.try_lock()?;
+    let _held = lock(file, FlockArg::LockExclusiveNonblock)?;
     dir.remove(name)
 }
 
@@ -272,8 +278,9 @@ mod tests {
         let dir = OwnDir::make(&temporary.path().join("own")).unwrap();
         dir.create("rt.json").unwrap();
         let opened = || dir.file("rt.json").unwrap().unwrap();
-        assert!(still_there(&dir, "rt.json", opened()).is_ok());
-        let old = opened();
+        let locked = || lock(opened(), FlockArg::LockSharedNonblock).unwrap();
+        assert!(still_there(&dir, "rt.json", locked()).is_ok());
+        let old = locked();
         dir.create("other").unwrap();
         dir.rename("other", "rt.json").unwrap();
         let held = still_there(&dir, "rt.json", old);

@@ -166,20 +166,20 @@ pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), S
         Target::Dir { path } if value == THERE => host.make_dir(path),
         Target::Dir { path } => host.remove_dir(path),
         // Again: while the others were written, its number may have become another's.
-        Target::Thread { pid, .. } => match target.now(host) {
+        Target::Thread { pid, .. } => match target.now(host.as_look()) {
             Ok(_) => host.schedule(*pid, value),
             Err(_) => Err(io::ErrorKind::NotFound.into()),
         },
     };
     written.map_err(|error| error.to_string())?;
     for _ in 0..LOOKS {
-        match target.now(host) {
+        match target.now(host.as_look()) {
             Ok(now) if target.same(&now, value) => return Ok(()),
             Ok(_) => std::thread::sleep(BETWEEN_LOOKS),
             Err(_) => break,
         }
     }
-    match target.now(host) {
+    match target.now(host.as_look()) {
         Ok(now) => Err(format!("the kernel made it '{now}'")),
         Err(_) => Err("it can't be read back".to_owned()),
     }

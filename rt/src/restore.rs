@@ -64,22 +64,22 @@ pub fn restore(
     host: &dyn Host,
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
-    if Record::read(host)?.is_none() {
+    if Record::read(host.as_look())?.is_none() {
         // Removes the unfinished record of a killed apply; a living one's stays.
         host.discard_unfinished(PATH).map_err(unheld)?;
         return Ok(Restored::Nothing);
     }
     let _held = host.hold(PATH).map_err(unheld)?;
     // Again: it may have gone or come before it was held.
-    let Some(record) = Record::read(host)? else {
+    let Some(record) = Record::read(host.as_look())? else {
         return Ok(Restored::Nothing);
     };
-    if record.is_of_another_boot(host)? {
+    if record.is_of_another_boot(host.as_look())? {
         host.discard(PATH).map_err(RestoreError::Unwritable)?;
         return Ok(Restored::EarlierBoot);
     }
-    guests::check_free(host, &record.partition.rt(), Vcpus::RealTime)?;
-    if let Some(group) = settings::occupied(host, &record.partition) {
+    guests::check_free(host.as_look(), &record.partition.rt(), Vcpus::RealTime)?;
+    if let Some(group) = settings::occupied(host.as_look(), &record.partition) {
         return Err(RestoreError::Occupied(group));
     }
     bring_back(host, record, report)
@@ -167,7 +167,7 @@ fn one(
             "{mount} is not mounted; mount -t {kind} {kind} {mount} and restore again"
         ));
     }
-    let now = match target.now(host) {
+    let now = match target.now(host.as_look()) {
         Ok(now) => now,
         Err(Unread::Missing) if comes_back(target) => {
             return Err(

@@ -419,6 +419,10 @@ impl Look for FakeKernel {
 }
 
 impl Host for FakeKernel {
+    fn as_look(&self) -> &dyn Look {
+        self
+    }
+
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
         self.step(path, || {
             self.is_refused(path)?;

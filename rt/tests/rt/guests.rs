@@ -5,6 +5,7 @@
 
 use std::fs::File;
 
+use nix::fcntl::{Flock, FlockArg};
 use vcpufreq_rt::{
     Applied, ApplyError, Host, InForce, InForceError, Look, PATH, Profile, RestoreError, Restored,
     RtPlan, restore,
@@ -193,7 +194,7 @@ fn a_record_that_somebody_makes_is_left_alone() {
     let unfinished = "/run/vcpufreq-rt/rt.new";
     host.put(unfinished, "{");
     let maker = File::open(host.real(unfinished)).unwrap();
-    maker.lock().unwrap();
+    let maker = Flock::lock(maker, FlockArg::LockExclusive).unwrap();
     let tried = try_restore(&host);
     assert!(matches!(tried, Err(RestoreError::Busy)), "{tried:?}");
     assert!(host.snapshot().contains_key(unfinished));

@@ -99,7 +99,7 @@ impl Ending {
     pub(super) fn watch(running: &ReportProcesses) -> anyhow::Result<Self> {
         const CONTEXT: &str = "can't take over the signals that end a program";
         let ignored = ignored_signals().context(CONTEXT)?;
-        let heeded = |one: &Signal| ignored >> (*one as i32 - 1) & 1 == 0;
+        let heeded = |one: &Signal| (ignored >> (*one as i32 - 1)) & 1 == 0;
         let signals: SigSet = ENDING.into_iter().filter(heeded).collect();
         let before = SigSet::thread_get_mask().context(CONTEXT)?;
         signals.thread_block().context(CONTEXT)?;
