@@ -28,7 +28,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::unistd::pipe2;
 use tempfile::TempDir;
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir, VmmRecord, owner_of};
 use vcpufreq_device::host::{GroupRecord, HostRoot, stat_field};
@@ -147,7 +149,7 @@ fn guarded(cgroups: &Path, dir: &StateDir) -> (Vmm, Child) {
 
 /// The same, at a terminal.
 fn guarded_at(cgroups: &Path, dir: &StateDir, terminal: Stdio) -> (Vmm, Child) {
-    let (input, output) = io::pipe().expect("a pipe");
+    let (input, output) = pipe2(OFlag::O_CLOEXEC).expect("a pipe");
     let vmm = Vmm::start(cgroups, output.into());
     let guardian = guardian(dir, &vmm, input.into(), terminal);
     (vmm, guardian)
@@ -386,7 +388,7 @@ fn cleanup_removes_what_dead_vmms_left_and_nothing_else() {
     };
     // One at a time on this machine: another one would clean up after this one.
     let alone = File::open(&cgroups).unwrap();
-    alone.lock().unwrap();
+    let _alone = Flock::lock(alone, FlockArg::LockExclusive).unwrap();
     let runtime = TempDir::new().unwrap();
     let root = fs::metadata("/proc/self").unwrap().uid() == 0;
     let dir = match root {

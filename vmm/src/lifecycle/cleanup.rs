@@ -6,12 +6,12 @@ use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
-    thread::sleep,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nix::{
     errno::Errno,
+    fcntl::Flock,
     sys::statfs::{CGROUP2_SUPER_MAGIC, statfs},
 };
 use vcpufreq_device::host::{self, CgroupError, CgroupTree, GroupRecord, HostRoot};
@@ -22,8 +22,6 @@ use crate::message::chain;
 
 /// How long processes that were just killed may take to leave their cgroup.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often to try while they do. Killed processes take 1 to 20 ms.
-const TRY_EVERY: Duration = Duration::from_millis(5);
 
 /// What cleaning up did.
 #[derive(Debug, Default)]
@@ -193,18 +191,12 @@ impl<'a> Cleaner<'a> {
 
     /// Holds a dead VMM's record, against others that clean up after it: of two, the later would
     /// undo what another guest has set by then. `None` when there is nothing left to do.
-    fn claim(&self, path: &Path) -> io::Result<Option<File>> {
+    fn claim(&self, path: &Path) -> io::Result<Option<Flock<File>>> {
         let Some(file) = state::open(path)? else {
             return Ok(None);
         };
-        let deadline = Instant::now() + self.patience;
-        while let Err(error) = file.try_lock() {
-            if Instant::now() >= deadline {
-                return Err(error.into());
-            }
-            sleep(TRY_EVERY);
-        }
-        Ok(path.exists().then_some(file))
+        let held = state::lock_within(file, self.patience)?;
+        Ok(path.exists().then_some(held))
     }
 
     /// A file that is no valid record is removed only if it is the unfinished record of a process

@@ -2,22 +2,17 @@
 //! Groups that are raised for VMs below them, by the records of all VMs. The last VM restores the
 //! value from before the first, even if different programs run or serve them.
 
-use std::{
-    fs::File,
-    path::Path,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::{fs::File, path::Path, time::Duration};
 
 use anyhow::{Context, bail};
+use nix::fcntl::Flock;
 use vcpufreq_device::host::{HostRoot, RaisedGroups};
 use vcpufreq_rt::{KernelHost, OwnerStatus};
 
-use super::state::{StateDir, VmmRecord};
+use super::state::{StateDir, VmmRecord, lock_within};
 
 /// Others hold the lock while threads leave a cgroup, which takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-const TRY_EVERY: Duration = Duration::from_millis(5);
 
 impl VmmRecord {
     /// The groups that are raised for its VM.
@@ -67,20 +62,16 @@ impl StateDir {
     ///
     /// # Errors
     /// When another program doesn't let go of it.
-    pub fn lock(&self) -> anyhow::Result<File> {
+    pub fn lock(&self) -> anyhow::Result<Flock<File>> {
         let path = self.path();
         let dir = File::open(path).with_context(|| format!("can't open {}", path.display()))?;
-        let until = Instant::now() + PATIENCE;
-        while dir.try_lock().is_err() {
-            if Instant::now() > until {
-                bail!(
-                    "another vcpufreq keeps {} locked; see which one hangs",
-                    path.display()
-                );
-            }
-            sleep(TRY_EVERY);
-        }
-        Ok(dir)
+        let Ok(held) = lock_within(dir, PATIENCE) else {
+            bail!(
+                "another vcpufreq keeps {} locked; see which one hangs",
+                path.display()
+            );
+        };
+        Ok(held)
     }
 
     /// What other records than `mine` have raised: those of programs that run, and those that stand
@@ -165,7 +156,7 @@ mod tests {
             );
             let procfs = format!("proc/{pid}/task/{pid}/cgroup");
             self.host.write(&procfs, format!("0::/{group}\n"));
-            let threads = [Tid::new(pid.cast_signed())];
+            let threads = [Tid::new(pid.try_into().unwrap())];
             let adopted = AdoptedGroups::find(&self.host.root(), pid, &threads);
             self.begin(VmmRecord {
                 adopted: adopted.unwrap(),

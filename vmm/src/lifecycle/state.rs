@@ -11,9 +11,15 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::MetadataExt,
     path::{Component, Path, PathBuf},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::{AdoptedGroups, BorrowedThread, GroupRecord, HostRoot, RaisedGroups};
 use vcpufreq_rt::{GuestCpus, InPartition, KernelHost, OwnDir, RtHostChanges, Untrusted};
@@ -21,6 +27,9 @@ pub use vcpufreq_rt::{Owner, OwnerStatus};
 
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
 pub const ROOT_DIR: &str = vcpufreq_rt::DIR;
+
+/// How often to try a lock. Those who hold one wait for killed processes, which takes 1 to 20 ms.
+const TRY_EVERY: Duration = Duration::from_millis(5);
 
 /// What a VMM is about to make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -291,6 +300,22 @@ pub fn open(path: &Path) -> Result<Option<File>, Untrusted> {
     match directory_of(path)? {
         Some(dir) => dir.file(name_of(path)),
         None => Ok(None),
+    }
+}
+
+/// Locks `file`, which another may hold for as long as `patience`.
+///
+/// # Errors
+/// `EWOULDBLOCK` when another still holds it then, or another errno of flock(2).
+pub fn lock_within(mut file: File, patience: Duration) -> Result<Flock<File>, Errno> {
+    let until = Instant::now() + patience;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(held) => return Ok(held),
+            Err((_, error)) if Instant::now() >= until => return Err(error),
+            Err((unlocked, _)) => file = unlocked,
+        }
+        sleep(TRY_EVERY);
     }
 }
 
