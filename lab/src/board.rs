@@ -32,7 +32,7 @@ pub fn add(archive: &mut Initramfs, root: &Path, kernel: &Kernel, driver: &Path)
     let packed = read(&root.join("usr").join(&modules).join(GOVERNOR))?;
     archive.file(&format!("{modules}/{GOVERNOR}"), &packed)?;
     let name = driver.file_name().context("a module's name")?;
-    let own = format!("updates/dkms/{}", name.display());
+    let own = format!("updates/dkms/{}", Path::new(name).display());
     archive.file(&format!("{modules}/{own}"), &read(driver)?)?;
     let list = format!("{GOVERNOR}:\n{own}:\n");
     archive.file(&format!("{modules}/modules.dep"), list.as_bytes())

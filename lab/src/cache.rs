@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
+use nix::fcntl::{Flock, FlockArg};
 use sha2::{Digest, Sha256};
 
 use crate::namespace::{self, Users};
@@ -33,11 +34,9 @@ pub fn key<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    hash.finalize()
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash.finalize()[..8]);
+    format!("{:016x}", u64::from_be_bytes(first))
 }
 
 /// The cache folder.
@@ -135,16 +134,17 @@ impl Cache {
 
     /// Takes the lock `name`, for as long as the result lives. The kernel
     /// drops it with the process.
-    pub fn lock(&self, name: &str) -> Result<File> {
+    pub fn lock(&self, name: &str) -> Result<Flock<File>> {
         let path = self.dir.join(format!("{name}.lock"));
         let file =
             File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
-        if file.try_lock().is_err() {
-            above(|| eprintln!("waiting for another run that prepares '{name}'"));
-            file.lock()
-                .with_context(|| format!("cannot lock {}", path.display()))?;
-        }
-        Ok(file)
+        Flock::lock(file, FlockArg::LockExclusiveNonblock)
+            .or_else(|(file, _)| {
+                above(|| eprintln!("waiting for another run that prepares '{name}'"));
+                Flock::lock(file, FlockArg::LockExclusive)
+            })
+            .map_err(|(_, error)| error)
+            .with_context(|| format!("cannot lock {}", path.display()))
     }
 
     /// Fails with one line when fewer than `needed_mib` are free.

@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 /// An operating performance point.
@@ -135,15 +135,11 @@ impl TopologyCluster {
         ensure!(self.dmips_mhz > 0, "dmips_mhz is 0");
         ensure!(!self.opps.is_empty(), "no OPPs");
         for pair in self.opps.windows(2) {
-            if let [low, high] = pair
-                && low.khz >= high.khz
-            {
-                bail!(
-                    "OPPs don't rise: {} kHz comes before {} kHz",
-                    low.khz,
-                    high.khz
-                );
-            }
+            let (low, high) = (pair[0].khz, pair[1].khz);
+            ensure!(
+                low < high,
+                "OPPs don't rise: {low} kHz comes before {high} kHz"
+            );
         }
         Ok(())
     }
