@@ -110,11 +110,11 @@ fn guest(vm: &VmFd, ram: &PageMapping, turn: &[u8]) -> anyhow::Result<VcpuFd> {
     let mut code = turn.to_vec();
     code.extend([0x66, 0x49, 0x75, back, 0xf4]);
     code.resize(code.len().next_multiple_of(4), 0x90);
-    let (words, _) = code.as_chunks::<4>();
+    let words = code.chunks_exact(4).flat_map(<[u8; 4]>::try_from);
     let memory = PageMemory::words(ram);
     let memory = memory.get(usize::try_from(CODE)? / 4..).context("no RAM")?;
     for (place, bytes) in memory.iter().zip(words) {
-        place.store(u32::from_le_bytes(*bytes), Relaxed);
+        place.store(u32::from_le_bytes(bytes), Relaxed);
     }
     let vcpu = vm.create_vcpu(0)?;
     let mut sregs = vcpu.get_sregs()?;

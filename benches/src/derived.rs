@@ -12,9 +12,8 @@ const WHOLE: u64 = 1000;
 pub fn rows(measured: &[Row]) -> Vec<Row> {
     let mut found = Vec::new();
     for row in measured {
-        if row.scenario == "periodic"
-            && let Some(case) = row.metric.strip_suffix(".took")
-        {
+        let case = row.metric.strip_suffix(".took");
+        if let (Some(case), "periodic") = (case, row.scenario) {
             found.extend(efficiency(measured, row, case));
         } else if row.scenario == "work"
             && !row.metric.ends_with("_at_max")

@@ -92,9 +92,10 @@ impl Guest {
             };
             let (ns, file) = (ns.trim(), fair_server(vcpu));
             let own = self.console.ask(&format!("read {file}"));
-            if own.is_ok_and(|own| own != ns)
-                && let Err(error) = self.console.ask(&format!("write {file} {ns}"))
-            {
+            if !own.is_ok_and(|own| own != ns) {
+                continue;
+            }
+            if let Err(error) = self.console.ask(&format!("write {file} {ns}")) {
                 eprintln!("vcpufreq: the guest's fair server isn't as the host's: {error:#}");
             }
         }

@@ -234,10 +234,11 @@ fn residency(report: &Value, title: &str) -> String {
     if khz.is_empty() {
         return String::new();
     }
-    let heads: String = columns
+    let heads: Vec<String> = columns
         .iter()
         .map(|(of, _)| format!("<th>{of}</th>"))
         .collect();
+    let heads = heads.concat();
     let mut text = format!(
         "<details><summary>Time at each OPP</summary><div class=\"wide\"><table>\
          <tr><th>MHz, % of the load's time</th>{heads}</tr>\n"

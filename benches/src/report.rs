@@ -82,10 +82,10 @@ impl BenchReport {
         variant: Variant,
         observed: &[Observed],
     ) {
-        if variant == Variant::Host
-            && let Some(khz) = HostKhz::of(machine, scenario, observed)
-        {
-            self.host.insert(scenario.title(), khz);
+        if variant == Variant::Host {
+            if let Some(khz) = HostKhz::of(machine, scenario, observed) {
+                self.host.insert(scenario.title(), khz);
+            }
         }
         let host = self.host.get(&scenario.title()).copied();
         for metric in scenario.metrics {

@@ -337,7 +337,7 @@ impl<'a> Session<'a> {
             bail!("the guest's clock does not run with the host's");
         }
         Ok((
-            i64::midpoint(least, most),
+            least + (most - least) / 2,
             u64::try_from((most - least) / 2000)?,
         ))
     }

@@ -210,7 +210,7 @@ fn make_records(folder: &Path) -> Result<()> {
 fn on_signals() -> Result<()> {
     // One that is ignored stays so, as SIGHUP by nohup.
     let ignored = ignored_signals()?;
-    let heeded = |signal: &Signal| ignored >> (*signal as i32 - 1) & 1 == 0;
+    let heeded = |signal: &Signal| (ignored >> (*signal as i32 - 1)) & 1 == 0;
     let signals: SigSet = SIGNALS.into_iter().filter(heeded).collect();
     signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     std::thread::Builder::new()

@@ -159,7 +159,7 @@ fn check_complete(
 
 fn check_region(region: CpufreqRegion, cpus: usize) -> Result<(), FactsError> {
     let CpufreqRegion { base, size, shared } = region;
-    if !base.is_multiple_of(REGION_ALIGN) {
+    if base % REGION_ALIGN != 0 {
         return Err(FactsError::RegionMisaligned { base });
     }
     // At most MAX_CPUS were counted before, so this is at most 2 MiB and a header.

@@ -54,7 +54,7 @@ pub fn ivshmem(data: &[u8]) {
         return;
     }
     // A busy machine uses a second up. libFuzzer's limit is above this.
-    let within = Duration::from_secs(8 * u64::from(how >> 3 & 1));
+    let within = Duration::from_secs(8 * u64::from((how >> 3) & 1));
     let given = hand_over(&server, &memory, &bells, within);
     drop(server);
     if how % 4 == 0 || within.is_zero() {
@@ -92,7 +92,8 @@ fn heard(vmm: &UnixStream, memory: &SharedMemory, bells: &[EventFd]) {
             .expect("a ring");
         assert!(bells.iter().all(|bell| bell.read().is_err()));
     }
-    assert_eq!((&*vmm).read(&mut [0]).unwrap_or(0), 0);
+    let mut vmm = vmm;
+    assert_eq!(vmm.read(&mut [0]).unwrap_or(0), 0);
 }
 
 /// A memory is taken over if it has the size for its vCPUs, and that is sealed.

@@ -58,7 +58,7 @@ pub fn perf_ring(data: &[u8]) {
             continue;
         };
         let (thread, value) = (usize::from(what & 1), u16::from_le_bytes([v0, v1]));
-        match what >> 1 & 7 {
+        match (what >> 1) & 7 {
             0..=4 => {
                 // Most are of set_perf, of five vCPUs.
                 let vcpu = u16::from(whose % 5);

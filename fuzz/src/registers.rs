@@ -87,7 +87,7 @@ pub fn registers(data: &[u8]) {
             let read = read
                 .iter()
                 .rev()
-                .fold(0, |all, byte| all << 8 | u64::from(*byte));
+                .fold(0, |all, byte| (all << 8) | u64::from(*byte));
             match expected {
                 Some(expected) => assert_eq!(read, u64::from(expected), "{access:?}"),
                 None => assert!(read > 0, "{access:?}"),

@@ -217,7 +217,7 @@ fn step(
         // An access that exits, of any width.
         8 => {
             let bytes = [value.to_le_bytes(); 2].concat();
-            let (len, odd) = ((value % 9) as usize, u64::from(value >> 8 & 3));
+            let (len, odd) = ((value % 9) as usize, u64::from((value >> 8) & 3));
             region.write(offset as u64 + odd, &bytes[..len]);
             if len == 4 && odd == 0 {
                 model.store(offset, value);

@@ -17,8 +17,8 @@ pub fn state(data: &[u8]) {
     let mut word = || words.next().unwrap_or_default();
     // Three most often, and up to more than a device has.
     let vcpus = match counts & 7 {
-        0 => (counts >> 8 & 0x3ff) as usize,
-        1 => (counts >> 8 & 3) as usize,
+        0 => ((counts >> 8) & 0x3ff) as usize,
+        1 => ((counts >> 8) & 3) as usize,
         _ => VCPUS.len(),
     };
     let state = DeviceState {
@@ -28,7 +28,7 @@ pub fn state(data: &[u8]) {
                 cur_perf_khz: word(),
             })
             .collect(),
-        requests: (0..counts >> 3 & 3)
+        requests: (0..(counts >> 3) & 3)
             .map(|_| RequestState {
                 domain: word() % 4,
                 vcpu: u16::try_from(word() % 5).unwrap_or_default(),

@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_request_that_is_told() {
-        let bytes = event([3, 2, 2, 600_000], 77, 109 | 1024 << 16, 3);
+        let bytes = event([3, 2, 2, 600_000], 77, 109 | (1024 << 16), 3);
         let Some(BpfEvent::Handled(told)) = parse(&bytes) else {
             panic!("not reported")
         };

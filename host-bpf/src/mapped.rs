@@ -53,7 +53,7 @@ unsafe impl<T: MapEntry> Sync for Mapped<T> {}
 impl<T: MapEntry> Mapped<T> {
     /// Maps an array map of that many entries, each of the size of `T` and a multiple of 8.
     pub(crate) fn new(map: BorrowedFd<'_>, entries: usize) -> io::Result<Self> {
-        const { assert!(size_of::<T>().is_multiple_of(8)) };
+        const { assert!(size_of::<T>() % 8 == 0) };
         assert!(entries > 0);
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping where the kernel chooses; it refuses more than the map has.
@@ -162,7 +162,7 @@ pub(crate) fn lists_map(id: u32) -> bool {
 
 /// An ioctl whose argument is that structure, by its number.
 pub(crate) fn ioctl<T>(file: BorrowedFd<'_>, number: u32, argument: &mut T) -> io::Result<()> {
-    let size = usize::try_from(number >> 16 & 0x3fff).unwrap_or(0);
+    let size = usize::try_from((number >> 16) & 0x3fff).unwrap_or(0);
     assert!(size == size_of::<T>());
     // SAFETY: the kernel reads and writes that structure, and no more than its size.
     let result = unsafe {

@@ -66,7 +66,7 @@ const fn number(direction: u32, number: u32, size: usize) -> u32 {
     assert!(size < 1 << 14);
     #[expect(clippy::cast_possible_truncation, reason = "below 2^14")]
     let size = size as u32;
-    direction << 30 | size << 16 | 0xcf << 8 | number
+    (direction << 30) | (size << 16) | (0xcf << 8) | number
 }
 
 /// What the module did for a domain.

@@ -112,7 +112,7 @@ impl Loaded {
         };
         let output = self.program(name)?.test_run(input);
         let output = output.map_err(refused("running a BPF program"))?;
-        let result = output.return_value.cast_signed();
+        let result = i32::from_ne_bytes(output.return_value.to_ne_bytes());
         if result == 0 {
             return Ok(());
         }

@@ -202,7 +202,7 @@ const _: () = assert!(MAX_VCPUS < 1 << 14);
 
 fn pack(request: Request) -> u64 {
     let by = request.by.map_or(0, |by| (by.0 + 1) & BY_MASK);
-    SOME | u64::from(by) << BY | u64::from(request.vcpu.0) << 32 | u64::from(request.khz.0)
+    SOME | (u64::from(by) << BY) | (u64::from(request.vcpu.0) << 32) | u64::from(request.khz.0)
 }
 
 fn unpack(word: u64) -> Request {
@@ -228,7 +228,7 @@ mod tests {
         let mut spins = 0u32;
         while counter.load(SeqCst) < 2 * round {
             spins += 1;
-            if spins.is_multiple_of(1000) {
+            if spins % 1000 == 0 {
                 thread::yield_now();
             }
             std::hint::spin_loop();

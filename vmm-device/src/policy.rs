@@ -60,7 +60,7 @@ impl Clamp {
     /// As one number: the minimum in the low half, the maximum in the high one.
     #[must_use]
     pub fn bits(self) -> u32 {
-        u32::from(self.min.get()) | u32::from(self.max.get()) << 16
+        u32::from(self.min.get()) | (u32::from(self.max.get()) << 16)
     }
 
     /// The clamp of these [`Self::bits`]; `None` when they are of none.

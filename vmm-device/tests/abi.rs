@@ -72,7 +72,7 @@ fn header_names_the_crates_compatible_string() {
 
 #[test]
 fn a_c_compiler_agrees() {
-    let checks: String = rust_constants()
+    let checks: Vec<String> = rust_constants()
         .iter()
         .map(|(name, value)| format!("_Static_assert({name} == {value}, \"{name}\");\n"))
         .collect();
@@ -92,7 +92,7 @@ fn a_c_compiler_agrees() {
         Ok(cc) => cc,
         Err(error) => return println!("SKIP: no C compiler: {error}"),
     };
-    let source = format!("{HEADER}\n{checks}");
+    let source = format!("{HEADER}\n{}", checks.concat());
     std::io::Write::write_all(&mut cc.stdin.take().unwrap(), source.as_bytes()).unwrap();
     assert!(cc.wait().unwrap().success());
 }

@@ -78,7 +78,7 @@ fn each_pair_of_numbers_is_a_clamp_or_none() {
     }
     for min in 0..=1026_u16 {
         for max in 0..=1026_u16 {
-            let bits = u32::from(min) | u32::from(max) << 16;
+            let bits = u32::from(min) | (u32::from(max) << 16);
             let clamp = Clamp::from_bits(bits);
             assert_eq!(clamp.is_some(), min <= 1024 && max <= 1024);
             assert_eq!(clamp.map_or(bits, Clamp::bits), bits);
@@ -138,7 +138,7 @@ fn each_offset_in_each_width_is_a_register_or_illegal() {
 fn each_number_of_vcpus_has_a_region_of_whole_pages() {
     for vcpus in 0..=u16::MAX {
         let (size, used) = (region_size(vcpus), u64::from(vcpus) * REGION_STRIDE);
-        assert!(size.is_multiple_of(REGION_ALIGN) && size >= used);
+        assert!(size % REGION_ALIGN == 0 && size >= used);
         assert!(size - used < REGION_ALIGN);
     }
 }

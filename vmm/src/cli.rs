@@ -236,7 +236,7 @@ fn named_command(line: &[OsString]) -> String {
         let Some(found) = command.find_subcommand(word) else {
             break;
         };
-        names = format!("{names} {}", word.display());
+        names = format!("{names} {}", word.to_string_lossy());
         command = found;
     }
     names

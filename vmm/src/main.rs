@@ -154,14 +154,10 @@ fn cleanup() -> anyhow::Result<u8> {
     let (undone, left) = vcpufreq_bench::undo_killed();
     cleaned.left.extend(left);
     let undone = undone.iter();
-    let undone: String = undone
-        .map(|path| format!("put back {}\n", path.display()))
-        .collect();
+    let undone = undone.map(|path| format!("put back {}\n", path.display()));
     let removed = cleaned.removed.iter();
-    let removed: String = removed
-        .map(|path| format!("removed {}\n", path.display()))
-        .collect();
-    print(removed + &undone)?;
+    let removed = removed.map(|path| format!("removed {}\n", path.display()));
+    print(removed.chain(undone).collect::<String>())?;
     for left in &cleaned.left {
         eprintln!("vcpufreq: {left}");
     }

@@ -247,8 +247,9 @@ fn a_signal_loses_no_output() {
 }
 
 fn signal(child: &Child, signal: i32) {
+    let pid = child.id().try_into().unwrap();
     // SAFETY: kill has no memory arguments; the child hasn't been waited for.
-    let result = unsafe { libc::kill(child.id().cast_signed(), signal) };
+    let result = unsafe { libc::kill(pid, signal) };
     assert_eq!(result, 0);
 }
 

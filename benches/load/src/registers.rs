@@ -14,7 +14,7 @@ use nix::unistd::{SysconfVar, sysconf};
 /// Reads the 32 bits at a physical address. Where a driver has the device, the kernel needs
 /// `iomem=relaxed`.
 pub fn read(address: u64) -> Result<u32> {
-    ensure!(address.is_multiple_of(4), "{address:#x} is no register");
+    ensure!(address % 4 == 0, "{address:#x} is no register");
     let memory = File::options()
         .read(true)
         .custom_flags(OFlag::O_SYNC.bits())

@@ -66,11 +66,12 @@ fn above_in(root: &Path) -> Result<Vec<AboveMinimum>> {
     for entry in entries {
         let path = entry?.path();
         // A policy without a CPU online tells nothing.
-        if let (Some(now), Some(min)) = (
-            number(&path.join("scaling_cur_freq")),
-            number(&path.join("scaling_min_freq")),
-        ) && now > min
-        {
+        let [now, min] =
+            ["scaling_cur_freq", "scaling_min_freq"].map(|file| number(&path.join(file)));
+        let (Some(now), Some(min)) = (now, min) else {
+            continue;
+        };
+        if now > min {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             above.push(AboveMinimum {
                 khz: now,

@@ -75,7 +75,7 @@ pub fn run_in<T>(
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| {
-                let program = command.get_program().display();
+                let program = Path::new(command.get_program()).display();
                 format!("starting {program}; install it, or have it in the guest's ramdisk")
             })?;
         running.process = Some(Pid::from_raw(i32::try_from(child.id())?));

@@ -41,7 +41,7 @@ fn a_signal_leaves_neither_rt_app_nor_its_folder() {
         };
         let folder = dir.path().join(format!("vcpufreq-load-{}", load.id()));
         assert!(folder.exists(), "else this is no test");
-        kill(Pid::from_raw(load.id().cast_signed()), signal).unwrap();
+        kill(Pid::from_raw(load.id().try_into().unwrap()), signal).unwrap();
         let status = load.wait().unwrap();
         assert_eq!(status.code(), Some(128 + signal as i32));
         assert!(!folder.exists(), "{}", folder.display());

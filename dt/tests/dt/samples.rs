@@ -112,7 +112,7 @@ pub fn largest() -> MachineFacts {
     let mut facts = cpus(&[(1024, 6_400_000); 512]);
     for (index, cpu) in facts.cpus.iter_mut().enumerate() {
         let n = u64::try_from(index).unwrap();
-        cpu.reg = ((n >> 8) << 32) | ((n >> 4 & 0xf) << 8) | (n & 0xf);
+        cpu.reg = ((n >> 8) << 32) | (((n >> 4) & 0xf) << 8) | (n & 0xf);
         cpu.opp_table = Some(0);
         cpu.cluster = u32::try_from(index / 16).unwrap();
     }

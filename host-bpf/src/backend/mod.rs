@@ -241,7 +241,7 @@ impl BpfBackend {
 
 impl SlotMemory for BpfPages {
     fn address(&self) -> u64 {
-        self.0.pages().address.expose_provenance().get() as u64
+        self.0.pages().address.as_ptr().expose_provenance() as u64
     }
 
     fn size(&self) -> u64 {

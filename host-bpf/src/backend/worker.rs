@@ -308,16 +308,15 @@ impl Shared {
             changing.push(request.domain);
             return true;
         }
-        if matches!(outcome, ApplyOutcome::InForce(_))
-            && let (Some(known), Some(latest)) =
-                (self.vcpus.get(vcpu.index()), self.host.latest(vcpu))
-            // The time of a write that no program has seen is unknown.
-            && latest.at_ns > known.missed_at_ns.load(SeqCst)
-        {
-            let took = host::monotonic_ns().saturating_sub(latest.at_ns);
-            known.clamp_after.record(took);
-        }
         if let Some(known) = self.vcpus.get(vcpu.index()) {
+            let in_force = matches!(outcome, ApplyOutcome::InForce(_));
+            let latest = in_force.then(|| self.host.latest(vcpu)).flatten();
+            // The time of a write that no program has seen is unknown.
+            let seen = |at_ns: &u64| *at_ns > known.missed_at_ns.load(SeqCst);
+            if let Some(at_ns) = latest.map(|latest| latest.at_ns).filter(seen) {
+                let took = host::monotonic_ns().saturating_sub(at_ns);
+                known.clamp_after.record(took);
+            }
             known.served.fetch_add(1, Relaxed);
         }
         self.time(request.domain);

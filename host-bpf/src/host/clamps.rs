@@ -278,7 +278,7 @@ impl HostBpf {
         let (sum, set) = (word(0)?, word(4)?);
         (set <= TARGET_MAX).then_some(PcpuTarget {
             // Between two CPUs a part may be taken out before it is added.
-            sum: sum.cast_signed().max(0).cast_unsigned(),
+            sum: i32::try_from(sum).map_or(0, |_| sum),
             target: Util::saturating(set.into()),
         })
     }

@@ -321,10 +321,8 @@ fn in_device_tree() -> Result<String> {
         if shared || compatible.starts_with(b"qemu,virtual-cpufreq\0") {
             let reg = std::fs::read(folder.join("reg"))?;
             let cells: Vec<u64> = reg
-                .as_chunks()
-                .0
-                .iter()
-                .copied()
+                .chunks_exact(8)
+                .flat_map(<[u8; 8]>::try_from)
                 .map(u64::from_be_bytes)
                 .collect();
             return match cells[..] {

@@ -69,7 +69,7 @@ fn place(pid: u32, stack: u64, arguments: &[Argument]) -> Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for argument in arguments {
         numbers.push(match argument {
-            Argument::Number(number) => number.cast_unsigned(),
+            Argument::Number(number) => u64::from_ne_bytes(number.to_ne_bytes()),
             Argument::Bytes(bytes) => {
                 memory.write_all_at(bytes, at)?;
                 let start = at;
@@ -107,7 +107,7 @@ const ENTER: [u8; 4] = [0x01, 0x00, 0x00, 0xd4];
 
 fn prepare(registers: &mut libc::user_regs_struct, at: u64, call: i64, arguments: &[u64]) {
     registers.pc = at;
-    registers.regs[8] = call.cast_unsigned();
+    registers.regs[8] = u64::from_ne_bytes(call.to_ne_bytes());
     registers.regs[..arguments.len()].copy_from_slice(arguments);
 }
 
@@ -116,5 +116,5 @@ fn stack(registers: &libc::user_regs_struct) -> u64 {
 }
 
 fn result(registers: &libc::user_regs_struct) -> i64 {
-    registers.regs[0].cast_signed()
+    i64::from_ne_bytes(registers.regs[0].to_ne_bytes())
 }

@@ -97,5 +97,5 @@ fn chosen(name: &str) -> Result<u64> {
     let bytes = fs::read(format!("{CHOSEN}/{name}")).context(name.to_owned())?;
     Ok(bytes
         .iter()
-        .fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+        .fold(0, |sum, byte| (sum << 8) | u64::from(*byte)))
 }

@@ -50,7 +50,7 @@ impl ServeProcess {
 
     /// Ends it, as a service manager does; its stderr.
     pub fn stop(mut self) -> Result<String> {
-        let pid = Pid::from_raw(self.child.id().cast_signed());
+        let pid = Pid::from_raw(self.child.id().try_into()?);
         kill(pid, Signal::SIGTERM)?;
         self.stderr.read_to_string(&mut self.said)?;
         let status = self.child.wait()?;

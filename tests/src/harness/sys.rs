@@ -76,8 +76,9 @@ pub fn set_policy_of(tid: i32, (policy, priority, nice): (i32, i32, i32)) -> Res
         "sched_setscheduler: {}",
         std::io::Error::last_os_error()
     );
+    let who = tid.try_into()?;
     // SAFETY: takes plain numbers.
-    let set = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid.cast_unsigned(), nice) };
+    let set = unsafe { libc::setpriority(libc::PRIO_PROCESS, who, nice) };
     ensure!(set == 0, "setpriority: {}", std::io::Error::last_os_error());
     Ok(())
 }
@@ -97,7 +98,7 @@ pub fn set_up_host_module(file: &File, vcpus: u32, domains: u32) -> std::io::Res
     expect(dead_code, reason = "for those scenarios")
 )]
 pub fn bind_group(file: &File, domain: u32, min: &File, max: &File) -> std::io::Result<()> {
-    let fds = [min, max].map(|file| file.as_raw_fd().cast_unsigned());
+    let fds = [min, max].map(|file| u32::try_from(file.as_raw_fd()).unwrap_or(u32::MAX));
     call_module(file, BIND, &mut module_words(&[domain, fds[0], fds[1]]))
 }
 
@@ -278,7 +279,7 @@ impl Registers {
 
     /// The register at a byte offset.
     pub fn at(&self, offset: usize) -> Register<'_> {
-        assert!(offset < PAGE && offset.is_multiple_of(4));
+        assert!(offset < PAGE && offset % 4 == 0);
         // SAFETY: within the page, as asserted.
         let at = unsafe { self.page.add(offset / 4) };
         Register {
@@ -307,7 +308,7 @@ impl Registers {
 
     /// Writes a byte, and eight, where a register has four.
     pub fn write_of_other_widths(&self, offset: usize, value: u32) {
-        assert!(offset < PAGE && offset.is_multiple_of(8));
+        assert!(offset < PAGE && offset % 8 == 0);
         // SAFETY: within the page, as asserted.
         let register = unsafe { self.page.add(offset / 4) };
         // SAFETY: mapped; a byte is always aligned.
@@ -319,7 +320,7 @@ impl Registers {
     /// Writes two registers by one instruction that KVM gets no description of,
     /// on arm64; elsewhere it is two writes.
     pub fn write_pair(&self, offset: usize) {
-        assert!(offset < PAGE - 4 && offset.is_multiple_of(4));
+        assert!(offset < PAGE - 4 && offset % 4 == 0);
         // SAFETY: within the page, as asserted.
         let register = unsafe { self.page.add(offset / 4) };
         #[cfg(target_arch = "aarch64")]
@@ -342,7 +343,7 @@ impl Registers {
 
     /// Writes the register at a byte offset.
     pub fn write(&self, offset: usize, value: u32) {
-        assert!(offset < PAGE && offset.is_multiple_of(4));
+        assert!(offset < PAGE && offset % 4 == 0);
         // SAFETY: within the page, as asserted.
         let register = unsafe { self.page.add(offset / 4) };
         // SAFETY: mapped and aligned.

@@ -110,7 +110,7 @@ impl KillTargets {
             }
             "serve" => Ok((false, deaths::early(&self.qemu, round)?)),
             "demo" => {
-                let how = (Signal::SIGKILL, moment(OF_DEMO), round.is_multiple_of(2));
+                let how = (Signal::SIGKILL, moment(OF_DEMO), round % 2 == 0);
                 let end = board::interrupted(&["demo"], how, &self.before)?;
                 Ok((end.changes, end.left))
             }

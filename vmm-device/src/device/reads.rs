@@ -121,9 +121,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     /// Shows what a vCPU's page remembers.
     pub(crate) fn show_memory(&self, vcpu: VcpuId) {
-        if self.pages.get().is_some()
-            && let Some(page) = self.vcpus.get(vcpu.index())
-        {
+        if let (Some(_), Some(page)) = (self.pages.get(), self.vcpus.get(vcpu.index())) {
             let cur_perf = page.cur_perf.load(Relaxed);
             self.show(vcpu, ReadReg::CurPerf, cur_perf);
             self.show_selected(vcpu);

@@ -47,7 +47,7 @@ impl Residency {
         }
         let next = |open: u64| {
             let since = (open >> ENTRY_BITS).max(now_us);
-            Some(since << ENTRY_BITS | index as u64)
+            Some((since << ENTRY_BITS) | index as u64)
         };
         let Ok(before) = self.open.fetch_update(SeqCst, SeqCst, next) else {
             return;

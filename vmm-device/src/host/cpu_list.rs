@@ -27,7 +27,7 @@ impl CpuList {
         let mut cpus = Vec::new();
         for (word, digits) in (0_u32..).zip(text.trim().rsplit(',')) {
             let bits = u32::from_str_radix(digits, 16).ok()?;
-            let set = (0..32).filter(|bit| bits >> bit & 1 == 1);
+            let set = (0..32).filter(|bit| (bits >> bit) & 1 == 1);
             cpus.extend(set.map(|bit| word * 32 + bit));
         }
         Some(Self(cpus))
@@ -39,7 +39,7 @@ impl CpuList {
         let words = self.0.last().map_or(0, |last| last / 32);
         let word = |number: u32| {
             let bits = self.0.iter().filter(|cpu| **cpu / 32 == number);
-            bits.fold(0_u32, |word, cpu| word | 1 << (cpu % 32))
+            bits.fold(0_u32, |word, cpu| word | (1 << (cpu % 32)))
         };
         let mut text = format!("{:x}", word(words));
         for number in (0..words).rev() {

@@ -36,7 +36,7 @@ pub fn of_cpu(root: &HostRoot, cpu: u32) -> Option<Vec<HostOpp>> {
 fn opp(dir: &Path) -> Option<HostOpp> {
     let hz = cells(&dir.join("opp-hz"))?;
     let hz = match hz[..] {
-        [high, low, ..] => u64::from(high) << 32 | u64::from(low),
+        [high, low, ..] => (u64::from(high) << 32) | u64::from(low),
         _ => return None,
     };
     // Both may list a value per regulator, opp-microvolt also target, minimum
@@ -65,6 +65,6 @@ fn find_phandle(dir: &Path, phandle: u32, depth: u32) -> Option<PathBuf> {
 /// A property as 32-bit big-endian cells.
 fn cells(property: &Path) -> Option<Vec<u32>> {
     let bytes = std::fs::read(property).ok()?;
-    let (cells, _) = bytes.as_chunks::<4>();
-    Some(cells.iter().map(|cell| u32::from_be_bytes(*cell)).collect())
+    let cells = bytes.chunks_exact(4).flat_map(<[u8; 4]>::try_from);
+    Some(cells.map(u32::from_be_bytes).collect())
 }

@@ -336,7 +336,7 @@ fn affinity(tid: i32) -> io::Result<[u64; CPU_WORDS]> {
 pub(super) fn affinity_of(tid: Tid) -> io::Result<CpuList> {
     let set = affinity(tid.get())?;
     let bits = (0..).zip(set).flat_map(|(word, bits)| {
-        let set = (0..u64::BITS).filter(move |bit| bits >> bit & 1 == 1);
+        let set = (0..u64::BITS).filter(move |bit| (bits >> bit) & 1 == 1);
         set.map(move |bit| word * u64::BITS + bit)
     });
     Ok(bits.collect())

@@ -211,10 +211,10 @@ impl EventStats {
     }
 
     fn wake_maintenance(&self) {
-        if !self.limited.swap(true, SeqCst)
-            && let Some(thread) = self.maintenance.get()
-        {
-            thread.unpark();
+        if !self.limited.swap(true, SeqCst) {
+            if let Some(thread) = self.maintenance.get() {
+                thread.unpark();
+            }
         }
     }
 

@@ -58,10 +58,10 @@ impl PageMemory for PageMapping {
     }
 
     fn stored(&self, index: usize) {
-        if self.clean
-            && let Some(word) = self.words().get(index)
-        {
-            clean_line(word);
+        if self.clean {
+            if let Some(word) = self.words().get(index) {
+                clean_line(word);
+            }
         }
     }
 }

@@ -31,7 +31,7 @@ pub fn floors(
     }
     let mem_mib = options.mem.0;
     let page_mib = options.hugepages.unwrap_or_default().bytes() >> 20;
-    if page_mib > 0 && !mem_mib.is_multiple_of(page_mib) {
+    if page_mib > 0 && mem_mib % page_mib != 0 {
         bail!(
             "{mem_mib} MiB of memory is no multiple of the huge pages' {page_mib} MiB; change --mem"
         );

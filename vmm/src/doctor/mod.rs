@@ -324,7 +324,7 @@ fn btf(facts: &DoctorFacts) -> DoctorFinding {
 
 /// To this user, by a kernel that has it.
 fn bpf_permitted(facts: &DoctorFacts) -> bool {
-    let has = |bit: u32| facts.capabilities >> bit & 1 == 1;
+    let has = |bit: u32| (facts.capabilities >> bit) & 1 == 1;
     facts.bpf_syscall && (has(CAP_SYS_ADMIN) || has(CAP_BPF) && has(CAP_PERFMON))
 }
 

@@ -13,6 +13,7 @@ mod tree;
 
 use std::{
     os::unix::{net::UnixStream, process::ExitStatusExt},
+    path::Path,
     process::{Child, Command, ExitStatus},
 };
 
@@ -58,7 +59,7 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     let mut qemu = with_bridge(&command, &tree, &of_qemu, &served)?;
     let mut qemu = qemu
         .spawn()
-        .with_context(|| format!("can't start {}", command.program().display()))?;
+        .with_context(|| format!("can't start {}", Path::new(command.program()).display()))?;
     // After QEMU is started, which would inherit that they are blocked, and before any thread is
     // made, so that all of them leave the signals alone.
     let signals = EndSignals::take_with_children().context("can't wait for signals")?;

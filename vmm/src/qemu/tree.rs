@@ -127,7 +127,7 @@ fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
 
 /// Runs QEMU to its end, which has to come within so long.
 fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
-    let program = qemu.get_program().display().to_string();
+    let program = qemu.get_program().to_string_lossy().into_owned();
     // A file, which it can't be kept from writing by.
     let said = memory_file(c"vcpufreq.stderr");
     let mut said = said.context("can't make a file in memory")?;

@@ -249,9 +249,8 @@ fn report(
     if let Some(error) = stats.first_refusal() {
         warn(&format!("first refusal: {error}"));
     }
-    if let Some(EventReport { written, dropped }) = events
-        && dropped > 0
-    {
+    let dropped_some = events.filter(|events| events.dropped > 0);
+    if let Some(EventReport { written, dropped }) = dropped_some {
         warn(&format!(
             "events: {written} written, {dropped} dropped because they came faster than they could be written"
         ));

@@ -116,10 +116,9 @@ fn choose_path(
     };
     let offered = |path| offers.iter().any(|o| o.path == path && o.possible.is_ok());
     let clean = facts.is_ok_and(|facts| !facts.coherent);
-    if wish == PathChoice::Auto
-        && let Some(line) = path::why_no_better(&offers, taken)
-    {
-        notes.push(warning(&line));
+    if wish == PathChoice::Auto {
+        let line = path::why_no_better(&offers, taken);
+        notes.extend(line.map(|line| warning(&line)));
     }
     Ok(Plans {
         backends: match taken {

@@ -206,9 +206,8 @@ fn end(running: StartedBridge) -> anyhow::Result<String> {
     handle.reset();
     let written = running.events.map(EventWriter::finish).transpose();
     let written = written.context("the events file is not complete")?;
-    if let Some(EventReport { dropped, .. }) = written
-        && dropped > 0
-    {
+    let dropped_some = written.filter(|written| written.dropped > 0);
+    if let Some(EventReport { dropped, .. }) = dropped_some {
         warn(&format!(
             "events: {dropped} dropped because they came faster than they could be written"
         ));

@@ -113,10 +113,9 @@ mod tests {
         for group in ["", "/vcpu0", "/vcpu1", "/emulator"] {
             let members = [8, 9].into_iter().zip(groups);
             let members = members.filter(|(_, of)| *of == group);
-            let mut members: String = members.map(|(tid, _)| format!("{tid}\n")).collect();
-            if group == "/emulator" {
-                members += "7\n";
-            }
+            let members = members.map(|(tid, _)| format!("{tid}\n"));
+            let own = (group == "/emulator").then(|| "7\n".to_owned());
+            let members: String = members.chain(own).collect();
             let group = format!("sys/fs/cgroup/{SCOPE}{group}");
             host.write(&format!("{group}/cgroup.threads"), members);
         }

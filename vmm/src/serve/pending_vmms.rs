@@ -63,9 +63,8 @@ impl NamedThreads {
         (pid, vcpus): (u32, usize),
         now: Instant,
     ) -> Option<Vec<Option<Tid>>> {
-        if let Some((last, _)) = self.0
-            && now < last + LOOK_EVERY
-        {
+        let last = self.0.as_ref().map(|(last, _)| *last);
+        if last.is_some_and(|last| now < last + LOOK_EVERY) {
             return None;
         }
         let most = u16::try_from(MAX_VCPUS).unwrap_or(u16::MAX);
@@ -256,8 +255,10 @@ impl PendingVmms {
     /// Ends the connections of all that wait, and returns their processes. What was served before
     /// stays.
     pub fn refuse(&mut self) -> Vec<u32> {
-        let refused = self.all.extract_if(.., |one| !one.is_kept);
-        let refused = refused.map(|one| {
+        let all = std::mem::take(&mut self.all).into_iter();
+        let (kept, refused): (Vec<_>, Vec<_>) = all.partition(|one| one.is_kept);
+        self.all = kept;
+        let refused = refused.into_iter().map(|one| {
             one.give_up();
             one.vmm.pid()
         });

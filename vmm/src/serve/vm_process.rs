@@ -137,7 +137,7 @@ impl VmProcess {
                     pid: child,
                     is_waited_for: false,
                 };
-                let ended = pidfd_open(child.pid.as_raw().cast_unsigned());
+                let ended = pidfd_open(child.pid.as_raw().try_into()?);
                 let process = Self {
                     socket: own,
                     ended: ended.context("the VM's process can't be watched")?,

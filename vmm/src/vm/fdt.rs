@@ -106,9 +106,9 @@ fn write_gic(fdt: &mut FdtWriter, gic: Gic, vcpus: u64) -> Result<(), Error> {
 
 /// Third cell of a private interrupt. That of a GICv2 has a bit for each CPU that gets it.
 fn ppi_flags(gic: Gic, vcpus: usize) -> u32 {
-    let cpus = (0..vcpus.min(8)).fold(0, |mask, cpu| mask | 1 << cpu);
+    let cpus = (0..vcpus.min(8)).fold(0, |mask, cpu| mask | (1 << cpu));
     match gic {
-        Gic::V2 => LEVEL_HIGH | cpus << 8,
+        Gic::V2 => LEVEL_HIGH | (cpus << 8),
         Gic::V3 => LEVEL_HIGH,
     }
 }

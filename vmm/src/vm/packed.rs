@@ -317,7 +317,7 @@ mod tests {
     /// What `zstd --ultra -22` makes of its standard input: a window of 128 MiB, no size.
     fn zstd22(bytes: &[u8]) -> Vec<u8> {
         let header = b"\x28\xb5\x2f\xfd\0\x88";
-        let block = u32::try_from(bytes.len()).unwrap() << 3 | 1;
+        let block = (u32::try_from(bytes.len()).unwrap() << 3) | 1;
         [&header[..], &block.to_le_bytes()[..3], bytes].concat()
     }
 
@@ -474,7 +474,7 @@ mod tests {
         let most = 1 << 20;
         let mut sink = Sink::new(io::sink(), most);
         // 32 blocks of 128 KiB of one byte each: 4 bytes for each of them.
-        let repeated = [&((128_u32 << 10) << 3 | 2).to_le_bytes()[..3], b"\0"].concat();
+        let repeated = [&(((128_u32 << 10) << 3) | 2).to_le_bytes()[..3], b"\0"].concat();
         let bomb = [&b"\x28\xb5\x2f\xfd\0\x50"[..], &repeated.repeat(32)].concat();
         let zstd = unzstd(&bomb, &mut sink).unwrap_err().to_string();
         let mut sink = Sink::new(io::sink(), most);

@@ -179,8 +179,10 @@ impl User {
 
     /// Whether the machine shall end, by which of the sources are ready.
     fn ends(&mut self, [signalled, typed]: [bool; 2]) -> Option<ExitReason> {
-        if signalled && let Some(signal) = self.signals.last() {
-            return Some(ExitReason::Signal(signal));
+        if signalled {
+            if let Some(signal) = self.signals.last() {
+                return Some(ExitReason::Signal(signal));
+            }
         }
         (typed && self.input.read()).then_some(ExitReason::Quit)
     }
@@ -247,8 +249,10 @@ impl Watch<'_> {
             if let Some(reason) = self.user.ends([signalled, typed]) {
                 return Ok(Ended::ForGood(reason));
             }
-            if ended && let Some(end) = self.first_end() {
-                return Ok(end);
+            if ended {
+                if let Some(end) = self.first_end() {
+                    return Ok(end);
+                }
             }
             if room {
                 // Nothing to read means that it was read before: no error.

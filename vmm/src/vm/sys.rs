@@ -163,11 +163,11 @@ static CRASH_ARMED: AtomicBool = AtomicBool::new(false);
 static CRASH_SETTINGS: OnceLock<(RawFd, libc::termios)> = OnceLock::new();
 
 extern "C" fn restore_and_die(signal: c_int) {
-    if CRASH_ARMED.load(Ordering::Relaxed)
-        && let Some((fd, settings)) = CRASH_SETTINGS.get()
-    {
-        // SAFETY: tcsetattr is async-signal-safe and reads one termios.
-        unsafe { libc::tcsetattr(*fd, libc::TCSANOW, settings) };
+    if CRASH_ARMED.load(Ordering::Relaxed) {
+        if let Some((fd, settings)) = CRASH_SETTINGS.get() {
+            // SAFETY: tcsetattr is async-signal-safe and reads one termios.
+            unsafe { libc::tcsetattr(*fd, libc::TCSANOW, settings) };
+        }
     }
     // SAFETY: raise is async-signal-safe. The action was reset when this handler
     // was entered, so the signal ends the process when it returns.

@@ -169,9 +169,10 @@ impl VcpuThreads {
                     let _ = thread.handle.kill(signal);
                 }
             }
-            while self.any_running()
-                && let Ok((index, _)) = self.ends.recv_timeout(KICK_AGAIN)
-            {
+            while self.any_running() {
+                let Ok((index, _)) = self.ends.recv_timeout(KICK_AGAIN) else {
+                    break;
+                };
                 self.threads[index].running = false;
             }
         }

@@ -255,7 +255,7 @@ impl Server {
         let mut lines = status.lines();
         let caught = lines.find_map(|line| line.strip_prefix("SigCgt:"));
         let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
-        caught >> (signal as i32 - 1) & 1 == 1
+        (caught >> (signal as i32 - 1)) & 1 == 1
     }
 
     pub fn end(self, signal: Signal) -> (ExitStatus, Vec<String>) {
@@ -305,10 +305,10 @@ pub fn heard(manager: &UnixDatagram) -> (String, Vec<OwnedFd>) {
     }];
     // SAFETY: the buffer lives longer than the call.
     let (len, count) = unsafe { manager.recv_with_fds(&mut into, &mut files) }.unwrap();
-    // SAFETY: the kernel has just made them.
-    let files = files[..count]
-        .iter()
-        .map(|file| unsafe { OwnedFd::from_raw_fd(*file) });
+    let files = files[..count].iter().map(|file| {
+        // SAFETY: the kernel has just made them.
+        unsafe { OwnedFd::from_raw_fd(*file) }
+    });
     let files = files.collect();
     (String::from_utf8_lossy(&text[..len]).into_owned(), files)
 }

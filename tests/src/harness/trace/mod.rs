@@ -104,10 +104,8 @@ impl TraceEvents {
         for switch in &self.switches {
             if switch.next.1 == tid {
                 since = Some(switch.time_us);
-            } else if switch.prev.1 == tid
-                && let Some(from) = since.take()
-            {
-                runs.push((from, switch.time_us));
+            } else if switch.prev.1 == tid {
+                runs.extend(since.take().map(|from| (from, switch.time_us)));
             }
         }
         runs

@@ -171,7 +171,7 @@ impl Case {
         let (min, max) = (decision.clamp.min.get(), decision.clamp.max.get());
         let perf = performance(&spec, &pcpu).map_or(0, |khz| khz.0);
         Ok([
-            u32::from(min) | u32::from(max) << 16,
+            u32::from(min) | (u32::from(max) << 16),
             decision.granted.0,
             perf,
             self.nearest(khz)?,

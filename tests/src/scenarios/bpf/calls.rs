@@ -82,7 +82,7 @@ pub fn run() -> Result<Value> {
 /// hold the module.
 fn count_round(round: u32, random: &mut Random, counted: &mut BTreeMap<String, u64>) -> Result<()> {
     let mut children = Children(Vec::new());
-    let floods = round.is_multiple_of(2);
+    let floods = round % 2 == 0;
     if floods {
         children.0.push(flooding()?);
     }
@@ -279,7 +279,7 @@ impl Caller {
         }
         let files = (number == BIND).then(|| clamp_files(random)).flatten();
         if let Some((min, max)) = &files {
-            let fds = [min, max].map(|file| file.as_raw_fd().cast_unsigned());
+            let fds = [min, max].map(|file| u32::try_from(file.as_raw_fd()).unwrap_or(u32::MAX));
             words[1..3].copy_from_slice(&fds);
         }
         let call = || sys::call_module(file, number, &mut words);

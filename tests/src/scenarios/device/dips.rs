@@ -95,11 +95,7 @@ fn changes_while_light(actuator: &str) -> Result<Dips> {
 fn nth_request(policy: &Policy, n: usize) -> u32 {
     let count = policy.opps.len();
     // 0, 2, 1, 3, 2, ... modulo the count: neighbours differ.
-    let index = if n.is_multiple_of(2) {
-        n / 2
-    } else {
-        n / 2 + 2
-    };
+    let index = if n % 2 == 0 { n / 2 } else { n / 2 + 2 };
     policy.opps.get(index % count).copied().unwrap_or_default()
 }
 

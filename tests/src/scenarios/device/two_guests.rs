@@ -25,7 +25,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     ask_for(&mut first, 0, asked.0)?;
     ask_for(&mut second, 0, asked.1)?;
     for step in 0..2 * low.opps.len().max(high.opps.len()) {
-        if step.is_multiple_of(2) {
+        if step % 2 == 0 {
             asked.0 = low.opps[step / 2 % low.opps.len()];
             ask_for(&mut first, 0, asked.0)?;
         } else {

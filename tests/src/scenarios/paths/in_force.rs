@@ -185,9 +185,9 @@ fn measure(vm: &mut Vm, policy: &Policy, between: Between) -> Result<WriteTimes>
         seen.asleep_us.extend(asleep.map(|time| time - from));
         seen.worker_us.extend(ran.map(|time| time - from));
         seen.clamp_us.extend(clamp.map(|time| time - from));
-        if let (Some(idle), Some(ran)) = (idle, ran)
-            && (idle..=clamp.unwrap_or(u64::MAX)).contains(&ran)
-        {
+        let in_between =
+            |(idle, ran): &(u64, u64)| (*idle..=clamp.unwrap_or(u64::MAX)).contains(ran);
+        if let Some((idle, _)) = idle.zip(ran).filter(in_between) {
             // One that came after the next write is late, whatever it is put down to.
             seen.own_us
                 .push(clamp.map_or(u64::MAX, |clamp| clamp - idle));

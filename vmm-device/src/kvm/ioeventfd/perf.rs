@@ -267,10 +267,10 @@ impl PerfEvent {
         read.head = head;
         let mut rest = &bytes[..];
         while let Some((record, after)) = split_record(rest) {
-            if let Some((time, fields)) = time_and_fields(record)
-                && let Some(found) = wanted(fields)
-            {
-                read.newest = Some((time, found));
+            let found =
+                time_and_fields(record).and_then(|(time, fields)| Some((time, wanted(fields)?)));
+            if found.is_some() {
+                read.newest = found;
                 read.lost = false;
                 return;
             }

@@ -46,7 +46,7 @@ pub fn size(vcpus: u16) -> u64 {
 
 /// What the guest writes to the doorbell for a request in the page of `vcpu`.
 pub fn ring(vcpu: VcpuId) -> u32 {
-    u32::from(SERVER) << 16 | u32::from(vcpu.0)
+    (u32::from(SERVER) << 16) | u32::from(vcpu.0)
 }
 
 /// The vCPU that a write of `value` to the doorbell rings for.
@@ -121,7 +121,7 @@ mod tests {
             let value = ring(VcpuId(vcpu));
             assert_eq!(rung(value), Some(VcpuId(vcpu)));
             for peer in [0, 2, u32::from(u16::MAX)] {
-                assert_eq!(rung(peer << 16 | value & 0xffff), None);
+                assert_eq!(rung((peer << 16) | value & 0xffff), None);
             }
         }
     }

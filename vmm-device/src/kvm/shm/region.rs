@@ -51,7 +51,7 @@ impl MmioDevice for ShmRegion {
         match self.register(offset) {
             // The device knows it now; memory may be older.
             Some((vcpu, REG_CUR_PERF)) => self.registers.read(page(vcpu) + REG_CUR_PERF, data),
-            _ if data.len() == REG_WIDTH && offset.is_multiple_of(REG_WIDTH as u64) => {
+            _ if data.len() == REG_WIDTH && offset % REG_WIDTH as u64 == 0 => {
                 data.copy_from_slice(&self.memory.load(offset).to_le_bytes());
             }
             _ => data.fill(0),
@@ -66,10 +66,11 @@ impl MmioDevice for ShmRegion {
         if let Some((vcpu, REG_SET_PERF)) = self.register(offset) {
             self.memory.store_request(vcpu, value);
         }
+        if offset != SlotMemory::size(&*self.memory) + DOORBELL {
+            return;
+        }
         let rung = layout::rung(value).filter(|vcpu| vcpu.0 < self.memory.vcpus());
-        if offset == SlotMemory::size(&*self.memory) + DOORBELL
-            && let Some(vcpu) = rung
-        {
+        if let Some(vcpu) = rung {
             let requested = self.memory.requested(vcpu).to_le_bytes();
             self.registers.write(page(vcpu) + REG_SET_PERF, &requested);
         }

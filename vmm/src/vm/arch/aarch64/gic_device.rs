@@ -39,7 +39,7 @@ pub fn create(vm: &VmFd, gic: Gic, vcpus: u16) -> anyhow::Result<()> {
 /// What has a place: its name, KVM's number for it, the place.
 fn places(gic: Gic, vcpus: u16) -> [(&'static str, u32, u64); 2] {
     // Number of redistributors in 63:52, base in 51:16, index of the region in 11:0.
-    let redistributors = u64::from(vcpus) << 52 | GICR_BASE;
+    let redistributors = (u64::from(vcpus) << 52) | GICR_BASE;
     match gic {
         Gic::V2 => [
             ("distributor", KVM_VGIC_V2_ADDR_TYPE_DIST, GICD_BASE),
