@@ -101,12 +101,12 @@ fn assert_line(said: &str, expected: &str) {
 #[test]
 fn without_cargo() {
     let programs = Programs::essential("cargo");
-    assert_line(&programs.said("setup", "A", ""), "install rustup");
+    assert_line(&programs.said("setup", "A", ""), "apt install cargo");
 }
 
 #[test]
 fn with_an_old_cargo() {
-    let programs = Programs::essential("old").cargo_that("echo 'cargo 1.85.0 (abc 2025-01-01)'");
+    let programs = Programs::essential("old").cargo_that("echo 'cargo 1.65.0 (abc 2022-11-01)'");
     assert_line(&programs.said("setup", "A", ""), "rustup update");
 }
 
