@@ -24,6 +24,10 @@ use vm_memory::{FileOffset, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
+/// Ends a test that would hang. No test waits for it.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// No test lasts as long: only doorbells announce requests.
+const NEVER: Duration = Duration::from_secs(24 * 3600);
 const PID: u32 = 4242;
 const LITTLE: usize = 0x1000;
 const BIG: usize = 0x2000;
@@ -81,6 +85,7 @@ impl Scene {
         let bells = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let bells: Arc<[EventFd]> = [bells(), bells()].into();
         let backend = ShmBackend::new(memory.clone(), bells.clone()).unwrap();
+        let backend = backend.looking_every(NEVER);
         let offered = Offered {
             backend: Box::new(backend),
             required: Some("no server".to_owned()),
@@ -89,7 +94,7 @@ impl Scene {
         let diagnostics: Arc<dyn Diagnostics> = Arc::new(Silent);
         let bridge = Bridge::start(device, &config, &[offered], &diagnostics).unwrap();
         let (server, vmm) = UnixStream::pair().unwrap();
-        hand_over(&server, &memory, &bells, Duration::from_secs(5)).unwrap();
+        hand_over(&server, &memory, &bells, PATIENCE).unwrap();
         drop(server);
         let (memory, bells) = connect(&vmm);
         Self {
@@ -149,7 +154,7 @@ fn connect(vmm: &UnixStream) -> (MmapRegion, Vec<File>) {
 }
 
 fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < until, "{what}");
         sleep(Duration::from_millis(1));

@@ -6,12 +6,13 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use vmm_sys_util::eventfd::EventFd;
 
 use super::layout::{DOORBELL, ring};
 use super::memory::SharedMemory;
-use super::requests::{AllVcpus, ShmRequests};
+use super::requests::{AllVcpus, LOOK_EVERY, ShmRequests};
 use crate::host::Tid;
 use crate::kvm::bridge::{
     AccessPath, Backend, BridgeDevice, GuestFacts, RunningBackend, VcpuSnapshot,
@@ -32,6 +33,7 @@ pub struct ShmBackend {
     bells: Arc<[EventFd]>,
     all: AllVcpus,
     lost: Arc<OnceLock<Arc<EventFd>>>,
+    look_every: Duration,
     /// KVM has a part of it: the guest is this process'.
     own_guest: bool,
 }
@@ -47,6 +49,7 @@ impl ShmBackend {
             bells,
             all: AllVcpus::new()?,
             lost: Arc::default(),
+            look_every: LOOK_EVERY,
             own_guest: false,
         })
     }
@@ -63,6 +66,13 @@ impl ShmBackend {
             own_guest: true,
             ..Self::new(memory, bells?.into())?
         })
+    }
+
+    /// The same, which looks so often for requests that no doorbell has announced; otherwise four
+    /// times a second.
+    #[must_use]
+    pub fn looking_every(self, look_every: Duration) -> Self {
+        Self { look_every, ..self }
     }
 
     /// What KVM is to do for a guest of this process.
@@ -113,7 +123,7 @@ impl Backend for ShmBackend {
     ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError> {
         let all = self.all.clone();
         let requests = ShmRequests::new(self.memory.clone(), self.bells.clone(), all);
-        let requests = Arc::new(requests);
+        let requests = Arc::new(requests.looking_every(self.look_every));
         let worker = Worker::start(WorkerParts {
             requests: requests.clone(),
             device: device.clone(),

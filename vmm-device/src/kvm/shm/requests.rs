@@ -23,7 +23,7 @@ use crate::kvm::ioeventfd::RequestQueue;
 use crate::{Actuator, Device, DeviceConfig, Events, Source, VcpuId, WriteReg};
 
 /// How often the memory is looked at. A guest that has stored a request rings sooner.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What a server has the worker do for all vCPUs.
 #[derive(Clone)]
@@ -77,6 +77,7 @@ pub struct ShmRequests {
 
 /// What the memory had at the last look, and when the next one is due.
 struct Looks {
+    every: Duration,
     next: Instant,
     vcpus: Vec<LastRequest>,
 }
@@ -104,14 +105,22 @@ impl ShmRequests {
     /// for all, `all`.
     pub fn new(memory: Arc<SharedMemory>, bells: Arc<[EventFd]>, all: AllVcpus) -> Self {
         let vcpus = vec![LastRequest::default(); usize::from(memory.vcpus())];
-        let next = Instant::now() + LOOK_EVERY;
+        let (every, next) = (LOOK_EVERY, Instant::now() + LOOK_EVERY);
         Self {
             memory,
             bells,
             all,
             answering: Mutex::default(),
-            looks: Mutex::new(Looks { next, vcpus }),
+            looks: Mutex::new(Looks { every, next, vcpus }),
         }
+    }
+
+    /// The same, which looks at the memory so often.
+    pub fn looking_every(self, every: Duration) -> Self {
+        let mut looks = self.looks();
+        (looks.every, looks.next) = (every, Instant::now() + every);
+        drop(looks);
+        self
     }
 
     /// Carries out the requests whose doorbells have rung, and one that a dead worker was carrying
@@ -163,7 +172,7 @@ impl ShmRequests {
         let (mut looks, now) = (self.looks(), Instant::now());
         let due = now >= looks.next;
         if due {
-            looks.next = now + LOOK_EVERY;
+            looks.next = now + looks.every;
         }
         due
     }
