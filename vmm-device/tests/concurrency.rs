@@ -3,6 +3,8 @@
 //! force. For a domain, one thread at a time calls the host. A writer doesn't wait for another
 //! one's host call. A flood by one vCPU doesn't hold up another one.
 
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread::{self, ThreadId};
@@ -186,13 +188,23 @@ fn a_flood_does_not_keep_another_vcpu_and_loses_nothing() {
             seen.push(calls.recv().unwrap());
         }
         // The fourth call is the last that vCPU 0 makes: this write has to make its own.
-        let flood = scope.spawn(|| device.write(VcpuId(1), WriteReg::SetPerf, 500));
-        while device.save().requests[0].khz != 500 {
+        let (tell, stat) = mpsc::channel();
+        let device = &device;
+        let flood = scope.spawn(move || {
+            let own = fs::read_link("/proc/thread-self").unwrap();
+            tell.send(Path::new("/proc").join(own).join("stat"))
+                .unwrap();
+            device.write(VcpuId(1), WriteReg::SetPerf, 500);
+        });
+        let stat = stat.recv().unwrap();
+        // It has published its request, and waits for the call to end; or it has returned, wrongly.
+        let sleeps = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S "));
+        while device.save().requests[0].khz != 500 || !sleeps() && !flood.is_finished() {
             thread::yield_now();
         }
-        thread::sleep(Duration::from_millis(20));
         go.send(()).unwrap();
-        let fifth = calls.recv_timeout(Duration::from_secs(10));
+        // A hang, if there is none.
+        let fifth = calls.recv_timeout(Duration::from_secs(120));
         go.send(()).unwrap();
         let ids = (victim.thread().id(), flood.thread().id());
         (ids, (seen, fifth))

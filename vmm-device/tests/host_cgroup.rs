@@ -188,8 +188,11 @@ fn a_delegated_group_is_emptied_and_its_cap_lifted_until_the_end() {
     };
     let unit = "vms.slice/vm.service";
     let place = host.found().unwrap();
-    // The guardian.
-    let mut child = process::Command::new("sleep").arg("60").spawn().unwrap();
+    // The guardian, which lives until it is killed, or its input ends with this test.
+    let mut child = process::Command::new("cat")
+        .stdin(process::Stdio::piped())
+        .spawn()
+        .unwrap();
     let both = format!("{}\n{}\n", process::id(), child.id());
     host.set(&format!("{unit}/cgroup.procs"), &both);
     let made = CgroupActuator::create(&host.tree, &place, &[DomainId(0)]);

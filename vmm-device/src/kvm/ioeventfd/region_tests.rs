@@ -15,7 +15,8 @@ use crate::VcpuId;
 use crate::fakes::NullActuator;
 use crate::kvm::mmio_device::MmioDevice;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Ends a test that would hang.
+const PATIENCE: Duration = Duration::from_secs(600);
 const KHZ: u32 = 1_800_000;
 
 /// Offset and width of a write, and what had been asked for by then.
