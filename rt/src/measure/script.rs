@@ -167,14 +167,28 @@ mod tests {
         }
     }
 
+    /// In the place of the pause after which loads are looked at: until so many run. Nothing else
+    /// tells how long that takes; and a shell that has just forked may lose the signal that ends it.
+    fn until_they_run(script: &str, loads: usize) -> String {
+        let wait =
+            format!("until [ $(grep -c . \"$RUNNING\") -ge {loads} ]; do sleep 0.01; done\n");
+        assert!(script.contains("sleep 1\n"));
+        script.replace("sleep 1\n", &wait)
+    }
+
+    /// A load that goes on until it is ended.
+    const LASTS: &str = "echo runs >> \"$RUNNING\"; exec sleep 1000.25";
+
     /// With shell functions in place of the programs.
     fn run(script: &str) -> (Option<i32>, String) {
+        let running = tempfile::NamedTempFile::new().expect("a file");
         let script = format!(
-            "cyclictest() {{ echo measured; return 7; }}\nstress-ng() {{ sleep 60; }}\ntaskset() {{ sleep 60; }}\nexport -f taskset\n{}",
+            "cyclictest() {{ echo measured; return 7; }}\nstress-ng() {{ {LASTS}; }}\ntaskset() {{ {LASTS}; }}\nexport -f taskset\n{}",
             script.replace("setsid sh", "setsid bash")
         );
         let output = Command::new("bash")
             .args(["-c", &script])
+            .env("RUNNING", running.path())
             .stdin(Stdio::null())
             .output();
         let output = output.expect("bash");
@@ -202,8 +216,11 @@ mod tests {
 
     #[test]
     fn the_result_is_the_tests() {
-        for load in [TestLoad::Idle, TestLoad::Stress, TestLoad::Hackbench] {
-            let (code, text) = run(&script(&test(), &beside(load), None));
+        let idle = script(&test(), &beside(TestLoad::Idle), None);
+        assert_eq!(run(&idle), (Some(7), "measured\n".to_owned()));
+        for (load, loads) in [(TestLoad::Stress, 3), (TestLoad::Hackbench, 1)] {
+            let text = script(&test(), &beside(load), None);
+            let (code, text) = run(&until_they_run(&text, loads));
             assert_eq!((code, text.as_str()), (Some(7), "measured\n"), "{load:?}");
         }
     }
@@ -212,12 +229,15 @@ mod tests {
     fn a_load_that_ends_is_no_load() {
         let text = script(&test(), &beside(TestLoad::Stress), None);
         // However long they take to end.
-        let text = text.replace("sleep 1\n", "wait\n");
-        let (code, said) = run(&text.replace("stress-ng --quiet", "false"));
+        let ended = text.replace("sleep 1\n", "wait\n");
+        let (code, said) = run(&ended.replace("stress-ng --quiet", "false"));
         assert_eq!((code, said.as_str()), (Some(3), ""));
-        // The others end with it, by a signal: not well, as they would after a minute.
-        let text = text.replace("wait\n", "wait $first\n");
-        let one_ends = "stress-ng() { [ \"$7\" != 0 ] || exit 1; exec sleep 60; }\ntrap 'wait $! || echo ended' EXIT\n";
+        // The others, which run, end with it, by a signal: not well, as they would by themselves.
+        let text = text.replace("sleep 1\n", "wait $first\nsleep 1\n");
+        let text = until_they_run(&text, 2);
+        let one_ends = format!(
+            "stress-ng() {{ [ \"$7\" != 0 ] || exit 1; {LASTS}; }}\ntrap 'wait $! || echo ended' EXIT\n"
+        );
         let text = text.replacen("load=\"$load $!\"", "load=\"$load $!\"; first=$!", 1);
         let (code, said) = run(&format!("{one_ends}{text}"));
         assert_eq!((code, said.lines().last()), (Some(3), Some("ended")));
@@ -228,17 +248,21 @@ mod tests {
         let text = script(&test(), &beside(TestLoad::Stress), None);
         // The test itself ends one, and goes on until that has ended.
         let ends = "cyclictest() { set -- $load; kill $1; while grep -qs '^State:.[^Z]' /proc/$1/status; do :; done; }\n";
-        let (code, _) = run(&format!("{ends}{text}"));
+        let (code, _) = run(&format!("{ends}{}", until_they_run(&text, 3)));
         assert_eq!(code, Some(3));
     }
 
     #[test]
     fn who_ends_the_shell_ends_the_test_and_the_loads() {
         let text = script(&test(), &beside(TestLoad::Stress), None);
-        let functions =
-            "cyclictest() { echo $$; exec sleep 1000.25; }\nstress-ng() { exec sleep 1000.25; }\n";
+        let text = until_they_run(&text, 3);
+        let functions = format!(
+            "cyclictest() {{ echo $$; exec sleep 1000.25; }}\nstress-ng() {{ {LASTS}; }}\n"
+        );
+        let running = tempfile::NamedTempFile::new().expect("a file");
         let mut child = Command::new("bash")
             .args(["-c", &format!("{functions}{text}")])
+            .env("RUNNING", running.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
