@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A process that is asked by lines on its standard input, and its threads.
 
-use std::fs;
-use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::getppid;
+use vcpufreq_device::host::memory_file;
 
 /// The process. Dropping it kills it.
 #[derive(Debug)]
@@ -19,12 +21,10 @@ pub struct Piped {
     child: Child,
     input: Option<ChildStdin>,
     lines: Receiver<String>,
-    errors: Receiver<Vec<u8>>,
+    /// Its stderr: a file, which has all that it wrote as soon as it has ended. A pipe would have to
+    /// be read to its end, and its children may hold that open as long as they like.
+    errors: File,
 }
-
-/// How long more is waited for on stderr once the process has ended: its children may hold that
-/// open as long as they like.
-const MORE_ERRORS: Duration = Duration::from_secs(1);
 
 impl Piped {
     /// Starts it.
@@ -32,16 +32,15 @@ impl Piped {
     /// # Errors
     /// When it can't be started.
     pub fn start(command: &mut Command) -> Result<Self> {
+        let errors = memory_file(c"stderr").context("no file for stderr")?;
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(errors.try_clone()?)
             .spawn()
             .with_context(|| format!("starting {:?}", command.get_program()))?;
         let input = child.stdin.take();
         let output = child.stdout.take().context("no output")?;
-        let errors = child.stderr.take().context("no stderr")?;
-        let errors = pieces(errors);
         let (sender, lines) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
@@ -101,8 +100,8 @@ impl Piped {
 
     /// Kills it; what it wrote to stderr.
     pub fn last_words(&mut self) -> String {
-        // So that they can be read to the end.
-        let _ = self.child.kill();
+        // It has written all of them then.
+        let _ = self.kill();
         self.errors()
     }
 
@@ -116,10 +115,16 @@ impl Piped {
         Ok(())
     }
 
+    /// What it wrote to stderr by now.
     fn errors(&self) -> String {
-        let pieces = std::iter::from_fn(|| self.errors.recv_timeout(MORE_ERRORS).ok());
-        let bytes = pieces.collect::<Vec<_>>().concat();
-        String::from_utf8_lossy(&bytes).trim().to_owned()
+        let len = self.errors.metadata().map_or(0, |file| file.len());
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+        // At a place of its own: the process writes where the file's is.
+        let read = self.errors.read_exact_at(&mut bytes, 0);
+        read.map_or_else(
+            |error| format!("its stderr can't be read: {error}"),
+            |()| String::from_utf8_lossy(&bytes).trim().to_owned(),
+        )
     }
 }
 
@@ -141,21 +146,6 @@ pub fn end_with_this_thread(command: &mut Command) {
     command.process_group(0);
     // SAFETY: the three calls are async-signal-safe, and nothing of this allocates.
     unsafe { command.pre_exec(ask) };
-}
-
-/// What is read, as it comes.
-fn pieces(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
-    let (sender, pieces) = channel();
-    std::thread::spawn(move || {
-        let mut bytes = [0; 4096];
-        // What could be read until an error is what there is to show.
-        while let Ok(count @ 1..) = from.read(&mut bytes) {
-            if sender.send(bytes[..count].to_vec()).is_err() {
-                break;
-            }
-        }
-    });
-    pieces
 }
 
 impl Drop for Piped {
@@ -217,9 +207,9 @@ mod tests {
 
     #[test]
     fn last_words_do_not_wait_for_children() {
-        let script = "(sleep 60; echo late >&2) & echo why >&2; echo $!; wait";
+        let script = "(sleep 3600; echo late >&2) & echo why >&2; echo $!; wait";
         let mut shell = Piped::start(Command::new("sh").args(["-c", script])).unwrap();
-        let child = shell.line(Duration::from_secs(60)).unwrap();
+        let child = shell.line(Duration::from_secs(600)).unwrap();
         let words = shell.last_words();
         Command::new("kill").arg(child).status().unwrap();
         assert_eq!(words, "why");
