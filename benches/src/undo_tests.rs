@@ -142,8 +142,8 @@ fn a_signal_waits_until_files_are_whole() {
     std::thread::scope(|scope| {
         // It is written when it is read.
         scope.spawn(|| crate::write([(&*file, "all".to_owned())]).unwrap());
-        // Slow machines take a while until the thread runs.
-        let held = (0..1000).any(|_| {
+        // Slow machines take a while until the thread runs; after ten minutes it is a hang.
+        let held = (0..60_000).any(|_| {
             sleep(Duration::from_millis(10));
             matches!(CHANGES.try_lock(), Err(TryLockError::WouldBlock))
         });
