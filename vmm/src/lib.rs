@@ -22,6 +22,7 @@ pub mod lifecycle;
 pub mod message;
 pub mod options;
 pub mod path;
+mod patience;
 pub mod qemu;
 pub mod report;
 pub mod run;

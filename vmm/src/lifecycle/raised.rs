@@ -10,9 +10,10 @@ use vcpufreq_device::host::{HostRoot, RaisedGroups};
 use vcpufreq_rt::{KernelHost, OwnerStatus};
 
 use super::state::{StateDir, VmmRecord, lock_within};
+use crate::patience::patience;
 
 /// Others hold the lock while threads leave a cgroup, which takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = patience(10);
 
 impl VmmRecord {
     /// The groups that are raised for its VM.

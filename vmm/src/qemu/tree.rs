@@ -22,13 +22,14 @@ use super::{
 use crate::{
     config::topology,
     lifecycle::state::{self, StateDir},
+    patience::patience,
     serve::Served,
     sys,
     vm::image::KernelImage,
 };
 
 /// How long QEMU may take to write its tree. It takes some 100 ms.
-const DUMP_WITHIN: Duration = Duration::from_secs(30);
+const DUMP_WITHIN: Duration = patience(30);
 /// How many bytes of its last messages are read.
 const LAST_WORDS: u64 = 4096;
 
@@ -118,15 +119,25 @@ fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
     dump.push(file.as_os_str());
     let mut qemu = Command::new(command.program());
     qemu.args(command.of_tree()).arg("-machine").arg(dump);
-    let ran = run(&mut qemu, DUMP_WITHIN);
+    let ran = run(&mut qemu, |pid| ends_within(pid, DUMP_WITHIN));
     let tree = fs::read(&file);
     state::remove_tree_file(&file).context("can't remove QEMU's device tree")?;
     ran?;
     tree.context("can't read QEMU's device tree")
 }
 
-/// Runs QEMU to its end, which has to come within so long.
-fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
+/// Whether process `pid` ends within so long.
+fn ends_within(pid: u32, within: Duration) -> anyhow::Result<bool> {
+    let process = sys::pidfd_open(pid)?;
+    let mut process = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    Ok(poll(&mut process, PollTimeout::try_from(within)?)? > 0)
+}
+
+/// Runs QEMU to its end; `has_ended` waits for that of a process, in vain after [`DUMP_WITHIN`].
+fn run(
+    qemu: &mut Command,
+    has_ended: impl FnOnce(u32) -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
     let program = qemu.get_program().to_string_lossy().into_owned();
     // A file, which it can't be kept from writing by.
     let said = memory_file(c"vcpufreq.stderr");
@@ -135,18 +146,13 @@ fn run(qemu: &mut Command, within: Duration) -> anyhow::Result<()> {
     qemu.stderr(said.try_clone().context("no more open files")?);
     let qemu = qemu.spawn();
     let mut qemu = qemu.with_context(|| format!("can't start {program}"))?;
-    let has_ended = || -> anyhow::Result<bool> {
-        let process = sys::pidfd_open(qemu.id())?;
-        let mut process = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
-        Ok(poll(&mut process, PollTimeout::try_from(within)?)? > 0)
-    };
-    if !has_ended().context("can't wait for QEMU")? {
+    if !has_ended(qemu.id()).context("can't wait for QEMU")? {
         // It may end just now.
         let _ = qemu.kill();
         let _ = qemu.wait();
         bail!(
             "{program} takes more than {} s to write its device tree; give the guest one by -dtb",
-            within.as_secs()
+            DUMP_WITHIN.as_secs()
         );
     }
     if qemu.wait().context("can't wait for QEMU")?.success() {
@@ -167,27 +173,30 @@ mod tests {
     //! A QEMU that writes no device tree is an error of one line, and ends.
     use super::*;
 
-    fn line(script: &str, within: Duration) -> String {
+    fn line(script: &str, has_ended: impl FnOnce(u32) -> anyhow::Result<bool>) -> String {
         let mut shell = Command::new("sh");
-        let ran = run(shell.args(["-c", script]), within);
+        let ran = run(shell.args(["-c", script]), has_ended);
         ran.unwrap_err().to_string()
     }
 
     #[test]
     fn one_that_hangs_is_ended() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("pid");
-        let script = format!("echo $$ > {}; exec sleep 1000", file.display());
-        let line = line(&script, Duration::from_secs(2));
-        assert!(line.contains("more than 2 s"), "{line}");
-        let pid = fs::read_to_string(file).unwrap();
-        assert!(!fs::exists(format!("/proc/{}", pid.trim())).unwrap());
+        let mut started = None;
+        // However far it has come when the time is over.
+        let line = line("exec sleep 1000", |pid| {
+            started = Some(pid);
+            ends_within(pid, Duration::ZERO)
+        });
+        let seconds = DUMP_WITHIN.as_secs();
+        assert!(line.contains(&format!("more than {seconds} s")), "{line}");
+        let pid = started.unwrap();
+        assert!(!fs::exists(format!("/proc/{pid}")).unwrap());
     }
 
     #[test]
     fn the_last_of_its_lines_is_told() {
         let script = "seq 10000 >&2; echo no such machine >&2; exit 1";
-        let line = line(script, Duration::from_secs(60));
+        let line = line(script, |pid| ends_within(pid, DUMP_WITHIN));
         assert!(line.ends_with(": no such machine"), "{line}");
     }
 }

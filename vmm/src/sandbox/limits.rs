@@ -11,11 +11,11 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use vcpufreq_device::host::Tid;
 
-use crate::sys::ignore;
+use crate::{patience::patience, sys::ignore};
 
-/// How often to look whether a thread that has just started is confined, and how many times.
+/// How often to look whether a thread that has just started is confined, and how long it may take.
 const PAUSE: Duration = Duration::from_millis(2);
-const LOOKS: u32 = 2500;
+pub const CONFINED_WITHIN: Duration = patience(5);
 /// More than a file has to which stderr is redirected: nothing that a guest does adds a line each
 /// time.
 const LOG: u64 = 1 << 30;
@@ -84,20 +84,26 @@ fn value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
     lines.find_map(|line| line.strip_prefix(key)).map(str::trim)
 }
 
-/// Whether every thread but the calling one is confined, with no capability but `kept`. One that has just started is waited for.
+/// Whether every thread but the calling one is confined, with no capability but `kept`. One that has just
+/// started is waited for, `within` so long.
 ///
 /// # Errors
 /// Which one isn't; /proc can't be read.
-pub fn check_others(outer_filters: u32, kept: &CapsHashSet) -> anyhow::Result<()> {
+pub fn check_others(
+    within: Duration,
+    outer_filters: u32,
+    kept: &CapsHashSet,
+) -> anyhow::Result<()> {
     let own = Tid::current().to_string();
     let kept = kept
         .iter()
         .fold(0, |mask, capability| mask | capability.bitmask());
-    for look in 1..=LOOKS {
+    let pauses = within.as_millis() / PAUSE.as_millis();
+    for pause in 0..=pauses {
         let Some(name) = unconfined(&own, outer_filters, kept)? else {
             return Ok(());
         };
-        if look == LOOKS {
+        if pause == pauses {
             bail!("the thread {name} isn't confined, and no guest runs beside it");
         }
         sleep(PAUSE);

@@ -20,6 +20,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use caps::{CapSet, Capability, CapsHashSet};
@@ -54,6 +55,8 @@ pub struct Sandbox {
     kept: CapsHashSet,
     /// Filters that each thread had before.
     outer_filters: u32,
+    /// How long a thread that has just started may take to be confined.
+    confined_within: Duration,
 }
 
 impl Sandbox {
@@ -124,7 +127,13 @@ impl Sandbox {
             main_is_confined: AtomicBool::new(false),
             kept: CapsHashSet::new(),
             outer_filters: limits::filters_of_this_thread(),
+            confined_within: limits::CONFINED_WITHIN,
         })
+    }
+
+    /// A thread that has just started has so long to be confined.
+    pub fn confine_within(&mut self, time: Duration) {
+        self.confined_within = time;
     }
 
     /// Its threads keep `capability`, if this process has it: clamps of another user's threads take
@@ -176,7 +185,7 @@ impl Sandbox {
         #[cfg(feature = "bpf")]
         vcpufreq_host_bpf::give_back_freed();
         limits.set()?;
-        limits::check_others(self.outer_filters, &self.kept)?;
+        limits::check_others(self.confined_within, self.outer_filters, &self.kept)?;
         self.enter(ThreadClass::Main)?;
         self.main_is_confined.store(true, SeqCst);
         Ok(())

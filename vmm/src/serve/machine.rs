@@ -30,10 +30,11 @@ use crate::{
         state::{StateDir, VmmRecord, owner_of},
     },
     message::{chain, warn},
+    patience::patience,
 };
 
 /// How long a VMM may take to take what it is sent.
-const TAKEN_WITHIN: Duration = Duration::from_secs(5);
+const TAKEN_WITHIN: Duration = patience(5);
 /// How often a VM is looked at for what no file tells.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a process whose threads have ended may take to end, in ms.

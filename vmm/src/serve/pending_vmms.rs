@@ -19,11 +19,11 @@ use super::{
     qmp::{Qmp, other_count},
     takeover,
 };
-use crate::message::chain;
+use crate::{message::chain, patience::patience};
 
 /// How long a VMM may do nothing before it has its vCPUs' threads. One that allocates memory for
 /// longer is at work.
-const THREADS_WITHIN: Duration = Duration::from_secs(30);
+const THREADS_WITHIN: Duration = patience(30);
 /// How often to look for them.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// VMMs that may wait at once.

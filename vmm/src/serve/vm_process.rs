@@ -38,6 +38,7 @@ use nix::{
 
 use crate::{
     message::{chain, warn},
+    patience::patience,
     sys::{message_sockets, pidfd_open, uninterrupted},
 };
 
@@ -50,9 +51,9 @@ const READY: &[u8] = b"\0";
 /// More than a message has bytes.
 const MESSAGE: usize = 4096;
 /// How long the process may take to start its bridge.
-const STARTS_WITHIN: Duration = Duration::from_secs(60);
+const STARTS_WITHIN: Duration = patience(60);
 /// How long it may take to end that.
-const ENDS_WITHIN: Duration = Duration::from_secs(10);
+const ENDS_WITHIN: Duration = patience(10);
 
 /// The process, seen from the server.
 pub struct VmProcess {

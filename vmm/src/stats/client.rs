@@ -13,10 +13,13 @@ use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::KernelHost;
 
 use super::Stats;
-use crate::lifecycle::state::{OwnerStatus, StateDir};
+use crate::{
+    lifecycle::state::{OwnerStatus, StateDir},
+    patience::patience,
+};
 
 /// How long a VMM may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = patience(5);
 
 /// Asks the VMM whose socket is at `path`.
 ///

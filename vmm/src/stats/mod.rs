@@ -42,6 +42,7 @@ mod tests {
     use vcpufreq_device::{CounterSnapshot, Histogram};
 
     use super::*;
+    use crate::patience::patience;
 
     /// Counts under a lock, as the bridge does.
     fn fixed(stats: Stats) -> Arc<Mutex<Stats>> {
@@ -86,10 +87,18 @@ mod tests {
 
     /// A server, and its socket.
     fn served(counted: Arc<Mutex<Stats>>) -> (tempfile::TempDir, PathBuf, StatsServer) {
+        served_within(patience(1), counted)
+    }
+
+    /// The same; a client may take so long to read an answer.
+    fn served_within(
+        patience: Duration,
+        counted: Arc<Mutex<Stats>>,
+    ) -> (tempfile::TempDir, PathBuf, StatsServer) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("42.sock");
-        let server =
-            StatsServer::start(&path, None, move || counted.lock().unwrap().clone()).unwrap();
+        let stats = move || counted.lock().unwrap().clone();
+        let server = StatsServer::start_within(patience, &path, None, stats).unwrap();
         (dir, path, server)
     }
 
@@ -169,9 +178,10 @@ mod tests {
         };
         let whole = serde_json::to_string(&many).unwrap().len();
         let counted = fixed(many);
-        let (_dir, path, server) = served(counted.clone());
+        let (_dir, path, server) = served_within(Duration::from_secs(1), counted.clone());
         let mut slow = UnixStream::connect(&path).unwrap();
         let mut piece = [0; 32 << 10];
+        // Nothing, if it is the server that was slow.
         let mut got = slow.read(&mut piece).unwrap();
         assert!(counted.try_lock().is_ok(), "held while it is sent");
         loop {

@@ -22,10 +22,15 @@ use nix::{
 use vcpufreq_device::host;
 
 use super::Stats;
-use crate::sandbox::{Sandbox, ThreadClass};
+use crate::{
+    patience::patience,
+    sandbox::{Sandbox, ThreadClass},
+};
 
 /// How long a client may take to read a whole answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = patience(1);
+/// How long to wait for a file that may be opened.
+const NO_FILES: Duration = Duration::from_secs(1);
 /// What is sent at once: a wait for the socket's buffer is for no more than this.
 const CHUNK: usize = 4096;
 
@@ -42,6 +47,16 @@ impl StatsServer {
     /// # Errors
     /// When the socket can't be made, or the thread not be started.
     pub fn start(
+        path: &Path,
+        sandbox: Option<Arc<Sandbox>>,
+        stats: impl Fn() -> Stats + Send + 'static,
+    ) -> io::Result<Self> {
+        Self::start_within(PATIENCE, path, sandbox, stats)
+    }
+
+    /// The same; a client may take so long to read a whole answer.
+    pub(super) fn start_within(
+        patience: Duration,
         path: &Path,
         sandbox: Option<Arc<Sandbox>>,
         stats: impl Fn() -> Stats + Send + 'static,
@@ -63,9 +78,9 @@ impl StatsServer {
                 }
                 match client {
                     // A client that hangs up loses its own answer only.
-                    Ok(client) => drop(answer(client, user, &stats)),
+                    Ok(client) => drop(answer(client, user, &stats, patience)),
                     // No more open files, at the moment.
-                    Err(_) => std::thread::sleep(PATIENCE),
+                    Err(_) => std::thread::sleep(NO_FILES),
                 }
             }
         };
@@ -94,12 +109,17 @@ impl StatsServer {
     }
 }
 
-fn answer(mut client: UnixStream, user: Uid, stats: impl Fn() -> Stats) -> io::Result<()> {
+fn answer(
+    mut client: UnixStream,
+    user: Uid,
+    stats: impl Fn() -> Stats,
+    patience: Duration,
+) -> io::Result<()> {
     if ![0, user.as_raw()].contains(&getsockopt(&client, PeerCredentials)?.uid()) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let text = serde_json::to_string(&stats())?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + patience;
     for chunk in text.as_bytes().chunks(CHUNK) {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
