@@ -10,13 +10,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod scripts;
+
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
+use scripts::write_script;
 use tempfile::TempDir;
 
 const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/examples/libvirt-hook");
@@ -43,9 +45,7 @@ impl Host {
     fn new() -> Self {
         let host = Self(tempfile::tempdir().unwrap());
         for (name, script) in [("systemctl", SYSTEMCTL), ("vcpufreq", VCPUFREQ)] {
-            let file = host.path().join(name);
-            fs::write(&file, script).unwrap();
-            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+            write_script(&host.path().join(name), script);
         }
         host
     }
@@ -131,11 +131,8 @@ fn a_tree_is_made_of_qemus_own() {
     assert_eq!(host.call("NAME", PREPARE, &xml), silent(&[&made, start]));
     assert_eq!(fs::read_to_string(&tree).unwrap(), "made");
 
-    fs::write(
-        host.path().join("vcpufreq"),
-        "#!/bin/sh\necho half\nexit 2\n",
-    )
-    .unwrap();
+    let fails = "#!/bin/sh\necho half\nexit 2\n";
+    write_script(&host.path().join("vcpufreq"), fails);
     let failed = host.call("NAME", PREPARE, &xml);
     assert_eq!((failed.code, failed.calls), (0, vec![start.to_owned()]));
     assert!(failed.said.contains("stays as it is"), "{}", failed.said);

@@ -11,10 +11,10 @@ mod blob;
 #[cfg(test)]
 #[path = "dt/dtc.rs"]
 mod dtc;
+mod scripts;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
@@ -27,6 +27,7 @@ use tempfile::TempDir;
 
 use blob::{cell, read_resolved};
 use dtc::{NO_DTC, tree_of_qemu};
+use scripts::write_script;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 
@@ -71,8 +72,7 @@ const DESCRIBED: &str = "vcpufreq: the vCPUs are as --table, --domain and --capa
 fn qemu(script: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let qemu = dir.path().join("qemu");
-    fs::write(&qemu, script).unwrap();
-    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&qemu, script);
     (dir, qemu)
 }
 

@@ -3,14 +3,15 @@
 //! programs that measure: a verdict on hardware and none elsewhere, the requested loads, guests
 //! measured through their shell, and failures of one line.
 
+mod scripts;
+
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Child, Command, Output, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use scripts::write_script;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -22,13 +23,13 @@ printf '# Avg Latencies: 00005\\n# Max Latencies: 00040\\n# Histogram Overflows:
 ";
 const LOAD: &str = "#!/bin/sh
 echo NAME $* >> LOG
-exec sleep 100
+exec sleep 1000
 ";
 
-/// In test RUN, until LOADS loads have logged that they run; a minute at most.
+/// In test RUN, until LOADS loads have logged that they run; ten minutes at most, which is a hang.
 const WAIT: &str = "turns=0
 while [ $(grep -c ^cyclictest LOG) -eq RUN ] && [ $(grep -c ^stress-ng LOG) -lt LOADS ] &&
-    [ $turns -lt 6000 ]; do
+    [ $turns -lt 60000 ]; do
     turns=$((turns + 1))
     sleep 0.01
 done
@@ -46,16 +47,6 @@ for pid in $(cat LOG); do
     while grep -qs '^State:.[^Z]' /proc/$pid/status; do /bin/sleep 0.01; done
 done
 ";
-
-/// A program can't be started while it is open for writing, and what another
-/// test starts has it open, too, until that is another program.
-static WRITES_OR_STARTS: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    // Nothing is half done when a test fails.
-    let lock = WRITES_OR_STARTS.lock();
-    lock.unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A host, and programs to measure it with.
 struct Bench(TempDir);
@@ -85,11 +76,10 @@ impl Bench {
 
     fn program(&self, name: &str, script: &str) {
         let log = self.path().join("log").display().to_string();
-        let path = format!("bin/{name}");
-        let _alone = alone();
-        self.write(&path, &script.replace("LOG", &log).replace("NAME", name));
-        let mode = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(self.path().join(path), mode).expect("a program");
+        let bin = self.path().join("bin");
+        fs::create_dir_all(&bin).expect("a folder");
+        let script = script.replace("LOG", &log).replace("NAME", name);
+        write_script(&bin.join(name), &script);
     }
 
     /// Has test number `run`, from 1, go on until `loads` loads run.
@@ -119,10 +109,7 @@ impl Bench {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let starting = alone();
-        let child = command.spawn().expect("the program starts");
-        drop(starting);
-        child
+        command.spawn().expect("the program starts")
     }
 
     fn log(&self) -> String {

@@ -9,10 +9,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     os::{
         fd::FromRawFd,
-        unix::{
-            fs::{FileExt, PermissionsExt},
-            net::UnixStream,
-        },
+        unix::{fs::FileExt, net::UnixStream},
     },
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
@@ -26,6 +23,8 @@ use nix::{
     unistd::{Pid, geteuid, setuid},
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use super::scripts::write_script;
 
 const SOCKET: &str = "VCPUFREQ_TEST_SOCKET";
 const USER: &str = "VCPUFREQ_TEST_USER";
@@ -134,8 +133,7 @@ pub fn qemu_in(dir: &Path) -> PathBuf {
          export {FD} {VCPUS}\nexec {} --exact vmm_process --nocapture\n",
         itself.display()
     );
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&program, &script);
     program
 }
 
