@@ -30,7 +30,7 @@ const NOBODY: u32 = 65534;
 /// No process has this number: the kernel's limit is 2²².
 const DEAD: u32 = 99_999_999;
 /// A command that waits for a pipe would wait forever.
-const TIMEOUT: [&str; 2] = ["timeout", "60"];
+const TIMEOUT: [&str; 2] = ["timeout", "600"];
 const APPLY: &[&str] = &["rt", "apply", "--guest=plc=1", "--profile=PROFILE"];
 const SWAPPINESS: &str = "/proc/sys/vm/swappiness";
 

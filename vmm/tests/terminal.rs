@@ -42,7 +42,8 @@ const GUEST: &str = "VCPUFREQ_TEST_GUEST";
 const RAW_SEEN: &str = "VCPUFREQ_TEST_RAW_SEEN";
 const TEST: &str = "a_terminal_is_put_back_however_the_machine_ends";
 const COUNT_TEST: &str = "a_signal_loses_no_output";
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Ends a test that would hang.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Spins, prints for ever, or resets at once.
 struct Guest {
