@@ -20,7 +20,7 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel};
 use crate::packages;
 use crate::progress::Step;
-use crate::root::{BACKPORTS, Root, SUITE};
+use crate::root::Root;
 use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
 use crate::topology::Topology;
 
@@ -85,7 +85,7 @@ impl<'a> ArmDebian<'a> {
         };
         let id = root.id();
         let list = SYSTEM.join(" ");
-        let parts = [SUITE, BACKPORTS, &list, OFFERED, &id].map(str::as_bytes);
+        let parts = [&*list, OFFERED, &id].map(str::as_bytes);
         let fetched = cache.entry("debian-arm64-packages", &key(parts), |to| system.fetch(to))?;
         let mut parts = vec![RECIPE.into(), fetched.display().to_string().into_bytes()];
         for name in ["init", "make", "second-stage"] {
@@ -227,6 +227,6 @@ impl<'a> ArmDebian<'a> {
         );
         let what = "packages of Debian for arm64 (about 250 MB to fetch)";
         let wanted = [&SYSTEM[..], &[&*kernel]].concat();
-        packages::unpack(to, what, &wanted, &[names, base, &offered])
+        packages::unpack(self.root, to, what, &wanted, &[names, base, &offered])
     }
 }

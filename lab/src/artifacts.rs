@@ -10,8 +10,11 @@ use crate::cache::{Cache, key};
 use crate::cross;
 use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
+use crate::known::Known;
+use crate::out;
 use crate::progress::Step;
 use crate::root::Root;
+use crate::tree::Use;
 use crate::{board, debian, libvirt, own_kernel, qemu, systemd, tools};
 
 pub const HOST_MODULES: ModuleSource = ModuleSource {
@@ -74,10 +77,12 @@ pub struct HostContents<'a> {
 
 impl Artifacts {
     /// Prepares everything that runs need.
-    pub fn prepare(repo: &Path) -> Result<Self> {
+    pub fn prepare(repo: &Path, for_use: Use) -> Result<Self> {
         let cache = Cache::open()?;
         cache.prune_runs()?;
-        let root = Root::prepare(&cache, repo)?;
+        let root = Root::prepare(&cache, repo, for_use)?;
+        Known::read(repo)?.greet(&root)?;
+        out::taken(root.taken()?);
         let programs = cross::build(&cache, &root, repo)?;
         Ok(Self {
             cache,
@@ -111,7 +116,7 @@ impl Artifacts {
         }
         let mut archive = self.base(&kernel, guest.tools, &programs)?;
         if guest.firmware {
-            qemu::add_firmware(&mut archive, &self.cache)?;
+            qemu::add_firmware(&mut archive, &self.cache, &self.root)?;
         }
         if guest.libvirt {
             libvirt::add(&mut archive, &self.cache, &self.root)?;

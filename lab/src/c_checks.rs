@@ -11,6 +11,7 @@ use anyhow::Result;
 
 use crate::artifacts::Artifacts;
 use crate::check_cache::{Check, CheckPlace};
+use crate::choice::Part;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::kernel_source;
 use crate::verdict::{Tried, Verdict, tell};
@@ -106,6 +107,10 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let checkpatch = format!("CHECKPATCH={scripts}/checkpatch.pl");
     let mut tried = Vec::new();
     for flavor in [Flavor::Standard, Flavor::Rt, Flavor::Old] {
+        if let Some(why) = flavor.part().and_then(|part| artifacts.root.lacks(part)) {
+            tried.push(Tried::skipped(format!("modules for {flavor:?}"), why));
+            continue;
+        }
         let release = Kernel::find(&artifacts.root, flavor)?.release;
         // The findings of sparse and checkpatch do not depend on the release much.
         let checked: &[ModuleSource] = match flavor {
@@ -161,6 +166,10 @@ fn driver_tests(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
         artifacts,
         repo,
     );
+    if let Some(why) = artifacts.root.lacks(Part::X86Guest) {
+        tried.push(Tried::skipped("guest-driver: guests for x86-64", why));
+        return Ok(tried);
+    }
     let release = release.replace("-arm64", "-amd64");
     let kernel = format!("KERNEL=/opt/amd64/vmlinuz-{release}");
     let native = [

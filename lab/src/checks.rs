@@ -3,85 +3,102 @@
 //! tools on the sources.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::Result;
 
 use crate::artifacts::Artifacts;
-use crate::child_output::{self, CARGO_BAR, output};
-use crate::cross;
+use crate::child_output::{self, CARGO_BAR, machine_cargo, output};
+use crate::cross::{self, HOST_FEATURES};
 use crate::kernel_source;
+use crate::known::Known;
 use crate::progress::{Step, above};
 use crate::supply;
 use crate::verdict::{Tried, Verdict, tell};
 
-/// All features but those of the BPF loader, which need a compiler and libraries
-/// that a plain machine hasn't; it is compiled for the emulated host.
-const FEATURES: [&str; 3] = [
-    "--no-default-features",
-    "--features",
-    "vcpufreq-device/kvm-ioctls",
-];
-
 /// Formatting, lints, dependencies.
 pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
-    let mut format = cargo();
-    format.args(["fmt", "--all", "--check"]).current_dir(repo);
-    let (held, text) = output(&mut format)?;
-    let mut tried = vec![Tried::new("rustfmt", held, || text)];
-    tried.extend(lints(repo)?);
-    let for_arm = cross::lints(&artifacts.cache, &artifacts.root, repo)?;
-    for (check, name) in for_arm.into_iter().zip(["clippy", "rustdoc"]) {
-        let name = format!("{name} for arm64, with BPF");
-        tried.push(check.tried(name, artifacts.tools(), repo));
+    let (cache, root) = artifacts.tools();
+    let known = Known::read(repo)?;
+    let compiler = root.version("rustc")?;
+    let strict = known.rustc.contains(&compiler);
+    let mut tried = Vec::new();
+    for (name, check) in cross::lints(cache, root, repo, strict)? {
+        let name = format!("{name}, {compiler}");
+        if strict {
+            tried.push(check.tried(name, (cache, root), repo));
+        } else {
+            let text = match check.carry_out((cache, root), repo) {
+                Ok(held) => held.text,
+                Err(error) => format!("{error:#}"),
+            };
+            note(&name, &text);
+        }
     }
-    tried.extend(supply::dependencies(&artifacts.cache, repo)?);
+    if let Some(one) = machine_lints(&known, repo)? {
+        tried.push(one);
+    }
+    tried.extend(supply::dependencies(cache, repo)?);
     tried.iter().for_each(tell);
     Ok(tried)
 }
 
-/// The device as a VMM may link it. Within the workspace other crates switch on its features.
-const DEVICE: [&str; 3] = ["-p", "vcpufreq-device", "--no-default-features"];
-
-/// clippy and rustdoc on what is compiled for this machine; a warning is an error.
-fn lints(repo: &Path) -> Result<Vec<Tried>> {
-    let all = [&["--workspace"], &FEATURES[..]].concat();
-    let host = [&DEVICE[..], &["--features", "host"]].concat();
-    let runs: [(&str, &str, &[&str], &[&str]); 4] = [
-        ("clippy", "cargo clippy", &all, &["--all-targets"]),
-        ("clippy", "the device without features", &DEVICE, &[]),
-        ("clippy", "the device with feature host", &host, &[]),
-        ("doc", "cargo doc", &all, &["--no-deps"]),
-    ];
-    let tried = runs.into_iter().map(|(command, name, packages, words)| {
-        let step = Step::start(name);
-        let mut lint = cargo();
-        lint.args([command, "--locked"])
-            .args(packages)
-            .args(words)
-            .env("RUSTDOCFLAGS", "-D warnings")
-            .envs(CARGO_BAR)
-            .current_dir(repo);
-        if command == "clippy" {
-            lint.args(["--", "-D", "warnings"]);
-        }
-        let (held, text) = child_output::cargo(&mut lint, &step)?;
-        step.done();
-        Ok(Tried::new(name, held, || text))
-    });
-    tried.collect()
+/// clippy of this machine, where it has one. That of another version than those which the project is
+/// kept clean with has other lints: it is heard, and decides nothing.
+fn machine_lints(known: &Known, repo: &Path) -> Result<Option<Tried>> {
+    let mut version = machine_cargo();
+    let (there, text) = output(version.args(["clippy", "--version"]).current_dir(repo))?;
+    if !there {
+        return Ok(None);
+    }
+    // `clippy 0.1.95 (59807616e1 2026-04-14)` is that of Rust 1.95.
+    let version = text.split_whitespace().nth(1).unwrap_or_default();
+    let version = version.strip_prefix("0.").unwrap_or(version).to_owned();
+    let strict = known
+        .rustc
+        .iter()
+        .any(|one| version.starts_with(one) || one.starts_with(&version));
+    let name = format!("clippy of this machine, {version}");
+    let step = Step::start(&*name);
+    let mut lint = machine_cargo();
+    lint.args(["clippy", "--workspace", "--all-targets", "--locked"])
+        .args(HOST_FEATURES)
+        .envs(CARGO_BAR)
+        .current_dir(repo);
+    if strict {
+        lint.args(["--", "-D", "warnings"]);
+    }
+    let (held, text) = child_output::cargo(&mut lint, &step)?;
+    step.done();
+    if strict {
+        return Ok(Some(Tried::new(name, held, || text)));
+    }
+    note(&name, &text);
+    Ok(None)
 }
 
-fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+/// Shows the warnings of a compiler that isn't among those of `lab/known.toml`, and their number.
+fn note(name: &str, text: &str) {
+    let count = warnings(text);
+    above(|| {
+        if count > 0 {
+            println!("{}", text.trim_end());
+        }
+        println!("note     {name}: {count} warnings, which decide nothing (lab/known.toml)");
+    });
+}
+
+/// Cargo ends each crate's with a line that counts them.
+fn warnings(text: &str) -> usize {
+    let lines = text.lines().filter(|line| line.starts_with("warning: "));
+    lines.filter(|line| !line.contains(" generated ")).count()
 }
 
 /// The crates' own tests. A test that prints `SKIP: reason` is a skipped one.
 pub fn crates(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let step = Step::start("tests of the crates");
-    let mut test = cargo();
+    let mut test = machine_cargo();
     test.args(["test", "--workspace", "--locked", "--no-fail-fast"])
-        .args(FEATURES)
+        .args(HOST_FEATURES)
         .args(["--", "--show-output"])
         .current_dir(repo)
         // The device tree's tests compile and check it with these.
@@ -143,8 +160,15 @@ fn parse(text: &str) -> Vec<Tried> {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: what a test run printed is counted as what it was.
+    //! Promises: what a test run printed is counted as what it was, and so are a compiler's warnings.
     use super::*;
+
+    #[test]
+    fn warnings_are_counted_once() {
+        let text = "    Checking a v1\nwarning: unneeded `return`\n  --> a.rs:1\n\nwarning: two\n\n\
+                    warning: `a` (lib) generated 2 warnings\n    Finished\n";
+        assert_eq!(warnings(text), 2);
+    }
 
     #[test]
     fn outcomes_are_told_apart() {

@@ -16,6 +16,11 @@ pub const CARGO_BAR: [(&str, &str); 3] = [
     ("CARGO_TERM_PROGRESS_WIDTH", "80"),
 ];
 
+/// This machine's cargo: the one that runs this program.
+pub fn machine_cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
 /// Runs a command to its end; whether it succeeded, and its output.
 pub fn output(command: &mut Command) -> Result<(bool, String)> {
     let output = command

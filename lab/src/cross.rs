@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The programs for arm64, and those of packages: by the cargo that runs this and the toolchain
-//! root's compilers.
+//! The programs for arm64, and those of packages: by the toolchain root's cargo and compilers, which
+//! are Debian stable's, and of one version for all architectures.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -38,16 +38,18 @@ const LINTED: &[&str] = &[
     "vcpufreq-tests/bpf,vcpufreq-device/kvm-ioctls",
 ];
 const SOURCE: ModuleSource = ModuleSource {
-    name: "clippy-arm64",
+    name: "sources",
     folders: &[
         "Cargo.toml",
         "Cargo.lock",
         "clippy.toml",
+        "rustfmt.toml",
         "abi",
         "benches",
         "dt",
         "fuzz",
         "host-bpf",
+        "lab",
         "rt",
         "tests",
         "vmm",
@@ -58,12 +60,12 @@ const SOURCE: ModuleSource = ModuleSource {
 /// Builds the programs, statically; gives the folder that they are in.
 pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     let step = Step::start("programs for arm64");
-    fetch_crates(repo)?;
+    let crates = crates(cache, root, repo)?;
     let target = target(cache, root, repo)?;
     let mut command = root.command("env");
     command
         .args(["-C", "/src"])
-        .args(settings(&root.inside(&target)?))
+        .args(settings(&crates, &root.inside(&target)?))
         .args([CARGO, "build", "--release", "--locked", "--offline"])
         .args(["--target", TARGET])
         .args(PROGRAMS);
@@ -76,42 +78,85 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     Ok(target.join(TARGET).join("release"))
 }
 
-/// clippy on all that is compiled for arm64, and rustdoc on what this machine can't compile, with the
-/// features that the programs are built with. They are the root's own, of the version of its
-/// compiler. Release, as the programs are: so libbpf isn't compiled once more.
-pub fn lints(cache: &Cache, root: &Root, repo: &Path) -> Result<[Check; 2]> {
+/// clippy, rustdoc and rustfmt on all sources, for this machine and for arm64, with the features that
+/// the programs are built with: by the root's tools, which are of its compiler's version. For arm64
+/// in release, as the programs are: so libbpf isn't compiled once more. With `strict` a warning is an
+/// error.
+pub fn lints(
+    cache: &Cache,
+    root: &Root,
+    repo: &Path,
+    strict: bool,
+) -> Result<Vec<(String, Check)>> {
+    let crates = crates(cache, root, repo)?;
     let target = root.inside(&target(cache, root, repo)?)?;
-    let common = ["--release", "--locked", "--offline", "--target", TARGET];
-    let check = |name: &str, words: &[&str], warnings: &[&str]| Check {
-        name: name.to_owned(),
-        source: SOURCE,
-        command: [words, &common, warnings]
-            .concat()
-            .into_iter()
-            .map(str::to_owned)
-            .collect(),
-        place: CheckPlace::Checkout(
-            [
-                settings(&target),
-                vec![
-                    "RUSTDOC=/usr/bin/rustdoc".to_owned(),
-                    "RUSTDOCFLAGS=-D warnings".to_owned(),
-                ],
-            ]
-            .concat(),
-        ),
+    let mut place = settings(&crates, &target);
+    if strict {
+        place.push("RUSTDOCFLAGS=-D warnings".to_owned());
+    }
+    let check = |name: &str, words: &[&str]| {
+        let denied: &[&str] = match words[1] {
+            "clippy" if strict => &["--", "-D", "warnings"],
+            _ => &[],
+        };
+        Check {
+            name: name.replace(' ', "-"),
+            source: SOURCE,
+            command: [words, denied]
+                .concat()
+                .into_iter()
+                .map(str::to_owned)
+                .collect(),
+            place: CheckPlace::Checkout(place.clone()),
+        }
     };
-    let clippy = [&["/usr/bin/cargo-clippy", "clippy"], LINTED].concat();
-    let doc = [CARGO, "doc", "--no-deps", "-p", "vcpufreq-host-bpf"];
-    let doc = [&doc[..], &["--features", "load"]].concat();
-    Ok([
-        check(SOURCE.name, &clippy, &["--", "-D", "warnings"]),
-        check("doc-arm64", &doc, &[]),
-    ])
+    let locked = ["--locked", "--offline"];
+    let arm = ["--release", "--target", TARGET];
+    let clippy = ["/usr/bin/cargo-clippy", "clippy", locked[0], locked[1]];
+    let doc = [CARGO, "doc", locked[0], locked[1], "--no-deps"];
+    let all = [&["--workspace"], &HOST_FEATURES[..]].concat();
+    let device = ["-p", "vcpufreq-device", "--no-default-features"];
+    let bpf = ["-p", "vcpufreq-host-bpf", "--features", "load"];
+    let runs = [
+        ("clippy", [&clippy[..], &all, &["--all-targets"]].concat()),
+        (
+            "clippy of the device without features",
+            [&clippy[..], &device].concat(),
+        ),
+        (
+            "clippy of the device with feature host",
+            [&clippy[..], &device, &["--features", "host"]].concat(),
+        ),
+        (
+            "clippy for arm64 with BPF",
+            [&clippy[..], &arm, LINTED].concat(),
+        ),
+        ("rustdoc", [&doc[..], &all].concat()),
+        (
+            "rustdoc for arm64 with BPF",
+            [&doc[..], &arm, &bpf].concat(),
+        ),
+        (
+            "rustfmt",
+            vec!["/usr/bin/cargo-fmt", "fmt", "--all", "--check"],
+        ),
+    ];
+    Ok(runs
+        .into_iter()
+        .map(|(name, words)| (name.to_owned(), check(name, &words)))
+        .collect())
 }
 
-/// This machine's cargo, as it is seen in the root.
-const CARGO: &str = "/opt/cargo/bin/cargo";
+/// All features but those of the BPF loader, which need a compiler and libraries that a plain machine
+/// hasn't; it is compiled for the emulated host.
+pub const HOST_FEATURES: [&str; 3] = [
+    "--no-default-features",
+    "--features",
+    "vcpufreq-device/kvm-ioctls",
+];
+
+/// The root's cargo.
+pub const CARGO: &str = "/usr/bin/cargo";
 
 /// Cargo tells what is fresh by time stamps, so each checkout has a target
 /// folder of its own.
@@ -120,12 +165,11 @@ fn target(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
     cache.folder("target", &name)
 }
 
-/// Environment of cargo in the root, for static programs in this target folder.
-pub fn settings(target: &str) -> Vec<String> {
+/// Environment of cargo in the root, for static programs in this target folder, of these crates.
+pub fn settings(crates: &str, target: &str) -> Vec<String> {
     let mut settings = vec![
         format!("CARGO={CARGO}"),
-        "CARGO_HOME=/opt/cargo-home".to_owned(),
-        "RUSTC=/usr/bin/rustc".to_owned(),
+        format!("CARGO_HOME={crates}"),
         format!("CARGO_TARGET_DIR={target}"),
         // libbpf brings a <linux/types.h> of its own, older than the <asm/ptrace.h> here.
         "LIBBPF_SYS_EXTRA_CFLAGS=-D__u128=__uint128_t".to_owned(),
@@ -144,26 +188,33 @@ pub fn settings(target: &str) -> Vec<String> {
     settings
 }
 
-/// Crates come through this machine's cargo: the root has no network.
-pub fn fetch_crates(repo: &Path) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let fetch = |network: &[&str]| {
-        Command::new(&cargo)
-            .args(["fetch", "--locked", "--quiet"])
-            .args(network)
-            .current_dir(repo)
-            .output()
-            .context("cannot run cargo")
-    };
-    if fetch(&["--offline"])?.status.success() {
-        return Ok(());
-    }
-    let output = fetch(&[])?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "cannot fetch the crates: the first run needs the network, later ones don't ({})",
-        said.lines().next().unwrap_or_default()
-    );
-    Ok(())
+/// The sources of all crates, as the root sees them: a folder that is a home of cargo's. They come
+/// through this machine's cargo, because the root has no network. `cargo vendor` makes files that
+/// each version of cargo reads, which it does not promise of its own home.
+pub fn crates(cache: &Cache, root: &Root, repo: &Path) -> Result<String> {
+    let lock = fs::read(repo.join("Cargo.lock")).context("cannot read Cargo.lock")?;
+    let dir = cache.entry("crates", &key([&lock[..]]), |to| {
+        let step = Step::start("crates");
+        let mut vendor = child_output::machine_cargo();
+        vendor
+            .args(["vendor", "--locked", "--quiet", "--versioned-dirs"])
+            .arg(to.join("vendor"))
+            .current_dir(repo);
+        let (held, text) = child_output::output(&mut vendor)?;
+        ensure!(
+            held,
+            "cannot fetch the crates: the first run needs the network, later ones don't ({})",
+            text.lines().next().unwrap_or_default()
+        );
+        let name = to.file_name().and_then(|name| name.to_str());
+        let name = name.and_then(|name| name.strip_suffix(".partial"));
+        let name = name.context("a name in the cache")?;
+        let config = format!(
+            "[source.crates-io]\nreplace-with = \"vendored\"\n\
+             [source.vendored]\ndirectory = \"/cache/{name}/vendor\"\n"
+        );
+        step.done();
+        Ok(fs::write(to.join("config.toml"), config)?)
+    })?;
+    root.inside(&dir)
 }

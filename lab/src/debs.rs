@@ -22,6 +22,7 @@ use crate::install_check;
 use crate::progress::{Step, above};
 use crate::root::Root;
 use crate::supply;
+use crate::tree::Use;
 use crate::verdict::{Counts, Tried, tell};
 
 /// Measured, in MiB.
@@ -102,8 +103,8 @@ pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
             return Ok(false);
         }
     }
-    let root = Root::prepare(&cache, repo)?;
-    cross::fetch_crates(repo)?;
+    let root = Root::prepare(&cache, repo, Use::Tests)?;
+    let crates = cross::crates(&cache, &root, repo)?;
     install_check::prepare(&cache)?;
     arm_check::prepare(&cache, &root, repo)?;
     let _lock = cache.lock("packages")?;
@@ -115,6 +116,7 @@ pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
         root,
         place,
         auditable,
+        crates,
     };
     builder.build()?;
     let lintian = builder.lintian()?;
@@ -152,6 +154,8 @@ struct Builder<'a> {
     place: PathBuf,
     /// The folder of cargo-auditable.
     auditable: PathBuf,
+    /// The sources of all crates, as the root sees them.
+    crates: String,
 }
 
 impl Builder<'_> {
@@ -187,7 +191,7 @@ impl Builder<'_> {
         let mut build = self.root.command("env");
         build
             .args(["-C", &self.root.inside(source)?])
-            .args(cross::settings(&target))
+            .args(cross::settings(&self.crates, &target))
             .args([
                 "CARGO_NET_OFFLINE=true",
                 &format!("CARGO_BUILD={auditable} auditable build"),

@@ -57,7 +57,7 @@ impl Artifacts {
     /// The image, for a guest with this kernel.
     pub fn guest_disk(&self, flavor: Flavor) -> Result<PathBuf> {
         let kernel = Kernel::find(&self.root, flavor)?;
-        let packages = packages::unpacked(&self.cache, "debian-guest", &PACKAGES)?;
+        let packages = packages::unpacked(&self.cache, &self.root, "debian-guest", &PACKAGES)?;
         let (driver, folder) = (self.guest_driver(&kernel)?, self.repo().join(FOLDER));
         let agent = self.agent();
         let mut parts = vec![self.root.id(), kernel.release.clone()];

@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache::{Cache, key};
+use crate::choice::Part;
 use crate::kernel_source;
 use crate::progress::Step;
 use crate::root::Root;
@@ -26,6 +27,17 @@ pub enum Flavor {
     Kcsan,
 }
 
+impl Flavor {
+    /// The part of the root that has it, if the root may be without.
+    pub fn part(self) -> Option<Part> {
+        match self {
+            Self::Rt => Some(Part::RtKernel),
+            Self::Old => Some(Part::OldKernel),
+            Self::Standard | Self::Checked | Self::Kcsan => None,
+        }
+    }
+}
+
 /// A kernel.
 #[derive(Debug, Clone)]
 pub struct Kernel {
@@ -42,21 +54,17 @@ pub struct Kernel {
 impl Kernel {
     /// Finds Debian's kernel of this flavor.
     pub fn find(root: &Root, flavor: Flavor) -> Result<Self> {
-        let boot = root.dir().join("boot");
-        let mut found: Vec<String> = fs::read_dir(&boot)
-            .with_context(|| format!("cannot read {}", boot.display()))?
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter_map(|name| Some(name.strip_prefix("vmlinuz-")?.to_owned()))
-            .filter(|release| release.contains("-rt-") == (flavor == Flavor::Rt))
-            .collect();
-        found.sort_by_key(|release| version(release));
-        let chosen = match flavor {
-            Flavor::Old => found.into_iter().next(),
-            Flavor::Standard | Flavor::Rt => found.pop(),
+        if let Some(why) = flavor.part().and_then(|part| root.lacks(part)) {
+            bail!("no {flavor:?} kernel: {why}");
+        }
+        let release = match flavor {
+            Flavor::Standard => Some(format!("{}-arm64", root.kernel())),
+            Flavor::Rt => Some(format!("{}-rt-arm64", root.kernel())),
+            Flavor::Old => root.old_kernel().map(|release| format!("{release}-arm64")),
             Flavor::Checked | Flavor::Kcsan => None,
         };
-        let release = chosen.with_context(|| format!("no {flavor:?} kernel in the root"))?;
-        let image = boot.join(format!("vmlinuz-{release}"));
+        let release = release.with_context(|| format!("no {flavor:?} kernel in the root"))?;
+        let image = root.dir().join(format!("boot/vmlinuz-{release}"));
         let headers = format!("/usr/src/linux-headers-{release}");
         Ok(Self {
             release,
@@ -143,12 +151,6 @@ impl Kernel {
     }
 }
 
-/// The numbers that a release begins with: 6.12 is older than 7.2.
-fn version(release: &str) -> Vec<u32> {
-    let numbers = release.split(['.', '-', '+']);
-    numbers.map_while(|word| word.parse().ok()).collect()
-}
-
 /// A part of the checkout. Of modules, the first folder has the Kbuild file,
 /// the others are what it includes from.
 #[derive(Debug, Clone, Copy)]
@@ -226,22 +228,4 @@ pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
-}
-
-#[cfg(test)]
-mod tests {
-    //! Promise: releases are ordered as versions, not as text.
-    use super::*;
-
-    #[test]
-    fn releases_are_ordered() {
-        let mut releases = [
-            "10.1.2+deb13-arm64",
-            "6.12.107+deb13-arm64",
-            "7.2.12+deb13-arm64",
-        ];
-        releases.sort_by_key(|release| version(release));
-        assert_eq!(releases[0], "6.12.107+deb13-arm64");
-        assert_eq!(releases[2], "10.1.2+deb13-arm64");
-    }
 }

@@ -41,7 +41,7 @@ pub fn needed(scenarios: &[String]) -> bool {
 
 /// Adds it to a host's initial file system.
 pub fn add(archive: &mut Initramfs, cache: &Cache, root: &Root) -> Result<()> {
-    let usr = packages::unpacked(cache, SCENARIO, &PACKAGES)?.join("usr");
+    let usr = packages::unpacked(cache, root, SCENARIO, &PACKAGES)?.join("usr");
     debian::add(archive, root, Some(&usr), &PROGRAMS)?;
     for file in crate::kernel::files_below(&usr.join(CPU_MAP))? {
         let path = file.strip_prefix(&usr)?;

@@ -7,6 +7,7 @@
 //! is the agent's (`tests/`).
 
 mod apt;
+mod archive;
 mod arm_check;
 mod arm_debian;
 mod artifacts;
@@ -20,6 +21,7 @@ mod cache;
 mod check_cache;
 mod checks;
 mod child_output;
+mod choice;
 mod clean_debian;
 mod cross;
 mod debian;
@@ -32,6 +34,7 @@ mod initramfs;
 mod install_check;
 mod kernel;
 mod kernel_source;
+mod known;
 mod libvirt;
 mod namespace;
 mod out;
@@ -50,6 +53,7 @@ mod supply;
 mod systemd;
 mod tools;
 mod topology;
+mod tree;
 mod verdict;
 
 use std::path::PathBuf;
@@ -142,7 +146,13 @@ fn dispatch(command: LabCommand) -> Result<bool> {
     if let LabCommand::Packages { check, release } = command {
         return debs::make(&repo, check, release);
     }
-    let artifacts = artifacts::Artifacts::prepare(&repo)?;
+    let for_use = match command {
+        LabCommand::Demo {
+            vmm: qemu::GuestVmm::Vcpufreq,
+        } => tree::Use::Demo,
+        _ => tree::Use::Tests,
+    };
+    let artifacts = artifacts::Artifacts::prepare(&repo, for_use)?;
     match command {
         // Needs none of these.
         LabCommand::Packages { .. } => Ok(true),

@@ -9,9 +9,22 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// Writes an object as JSON, with the build that it is of: `make figures` takes those of one build.
+use crate::tree::Taken;
+
+/// The packages of Debian that this run's results come with.
+static TAKEN: OnceLock<Vec<Taken>> = OnceLock::new();
+
+/// Tells which packages the results of this run come with.
+pub fn taken(packages: Vec<Taken>) {
+    // A process has one root.
+    let _ = TAKEN.set(packages);
+}
+
+/// Writes an object as JSON, with the build that it is of (`make figures` takes those of one build)
+/// and the packages of Debian that it was made with.
 pub fn write(repo: &Path, name: &str, mut object: Value) -> Result<()> {
     object["build"] = build(repo).into();
+    object["packages"] = serde_json::to_value(TAKEN.get())?;
     text(repo, name, &format!("{object:#}\n"))
 }
 

@@ -12,26 +12,30 @@ use crate::bootstrap;
 use crate::cache::{Cache, key, remove_tree};
 use crate::namespace::{self, Users};
 use crate::progress::Step;
-use crate::root::{BACKPORTS, SUITE};
+use crate::root::Root;
+use crate::tree::{SUITE, prefer};
 
 /// The tree `name` of these packages; fetches them when it isn't there.
-pub fn unpacked(cache: &Cache, name: &str, packages: &[&str]) -> Result<PathBuf> {
+pub fn unpacked(cache: &Cache, root: &Root, name: &str, packages: &[&str]) -> Result<PathBuf> {
     let list = packages.join(",");
-    let parts = [SUITE, BACKPORTS, &list].map(str::as_bytes);
+    let id = root.id();
+    let parts = [&*id, &list].map(str::as_bytes);
     let dir = cache.entry(name, &key(parts), |to| {
-        unpack(to, &format!("packages for {name}"), packages, &[])
+        unpack(root, to, &format!("packages for {name}"), packages, &[])
     })?;
     Ok(dir.join("tree"))
 }
 
 /// Fetches packages, by name or apt's patterns, and unpacks them into `to/tree`, then carries out
-/// mmdebstrap's extract hooks, whose `$1` is that tree.
-pub fn unpack(to: &Path, what: &str, packages: &[&str], hooks: &[&str]) -> Result<()> {
+/// mmdebstrap's extract hooks, whose `$1` is that tree. They are of the versions that `root` prefers.
+pub fn unpack(root: &Root, to: &Path, what: &str, packages: &[&str], hooks: &[&str]) -> Result<()> {
     namespace::require(Users::All)?;
     let fetched = to.join("apt");
     fs::create_dir(&fetched)?;
     let mut apt = Apt::open(&fetched)?;
     let mmdebstrap = apt.mmdebstrap()?;
+    let preferences = fetched.join("preferences");
+    fs::write(&preferences, root.preferences())?;
     let step = Step::start(what);
     let mut command = namespace::command(Users::All);
     command
@@ -39,7 +43,8 @@ pub fn unpack(to: &Path, what: &str, packages: &[&str], hooks: &[&str]) -> Resul
         .args(["--mode=root", "--verbose"])
         // Nothing in it runs here.
         .args(["--variant=extract", "--architectures=arm64"])
-        .args(["--skip=check/qemu", BACKPORTS])
+        .arg("--skip=check/qemu")
+        .arg(prefer(&preferences))
         .args(packages.iter().map(|one| format!("--include={one}")))
         .arg("--aptopt=APT::Install-Recommends \"false\"")
         .args(hooks.iter().map(|hook| format!("--extract-hook={hook}")))

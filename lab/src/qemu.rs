@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::cache::{Cache, key};
 use crate::initramfs::Initramfs;
 use crate::packages;
-use crate::root::{BACKPORTS, SUITE};
+use crate::root::Root;
 
 /// Scenarios that run it, whatever the others' VMM is.
 const SCENARIOS: [&str; 11] = [
@@ -71,10 +71,11 @@ pub fn firmware_needed(scenarios: &[String]) -> bool {
 }
 
 /// Adds EDK2 to a host's initial file system.
-pub fn add_firmware(archive: &mut Initramfs, cache: &Cache) -> Result<()> {
-    let parts = [SUITE, BACKPORTS, PACKAGE, SLIM].map(str::as_bytes);
+pub fn add_firmware(archive: &mut Initramfs, cache: &Cache, root: &Root) -> Result<()> {
+    let id = root.id();
+    let parts = [&*id, PACKAGE, SLIM].map(str::as_bytes);
     let dir = cache.entry(EFI, &key(parts), |to| {
-        packages::unpack(to, "EDK2", &[PACKAGE], &[SLIM])
+        packages::unpack(root, to, "EDK2", &[PACKAGE], &[SLIM])
     })?;
     archive.file("lab/firmware", &std::fs::read(dir.join(FIRMWARE))?)
 }

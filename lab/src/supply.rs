@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Result, ensure};
 
 use crate::cache::Cache;
-use crate::child_output::{self, CARGO_BAR, output};
+use crate::child_output::{self, CARGO_BAR, machine_cargo, output};
 use crate::namespace::{self, Users};
 use crate::progress::Step;
 use crate::verdict::{Tried, Verdict};
@@ -111,7 +111,7 @@ pub fn tool(cache: &Cache, name: &str, version: &str) -> Result<PathBuf> {
         // would go on writing into a folder that the next run removes.
         let mut install = namespace::command(Users::Root);
         install
-            .arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .arg(machine_cargo().get_program())
             .args(["install", "--locked", "--version", version])
             .args([name, "--root"])
             .arg(to)

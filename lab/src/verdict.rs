@@ -41,6 +41,14 @@ impl Tried {
         }
     }
 
+    /// What can't be tried here.
+    pub fn skipped(name: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            verdict: Verdict::Skipped(why.into()),
+        }
+    }
+
     /// Whether it held, now or earlier.
     pub fn held(&self) -> bool {
         matches!(

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Which versions the lab takes of a moving archive.
+//!
+//! Backports come before stable. They are built for each architecture by itself, so that for hours or
+//! days one architecture has a version that the other lacks; libraries of both exclude one another
+//! then. So of each source package that backports have for both, the lab takes the newest version
+//! that is whole for both, else stable's, which is in step because it is released at once.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::archive::{ARCHITECTURES, Archive, Listed, of};
+
+/// Source packages that are taken from stable whatever backports have: the product builds with the
+/// Rust of Debian stable.
+const STABLE: [&str; 1] = ["rustc"];
+
+/// A suite, as a code name; its backports have this end.
+const BACKPORTS: &str = "-backports";
+
+/// What the lab does without if the archive lacks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Part {
+    /// The kernel with PREEMPT_RT.
+    RtKernel,
+    /// The guest for x86-64, of the guest driver's tests.
+    X86Guest,
+    /// Stable's own kernel, which has no uclamp.
+    OldKernel,
+}
+
+/// What is taken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Apt's preferences.
+    pub preferences: String,
+    /// The kernel without architecture: `7.3.4+deb13`.
+    pub kernel: String,
+    /// Stable's.
+    pub old_kernel: Option<String>,
+    /// What can't agree, and what is taken instead: a line each.
+    pub differences: Vec<String>,
+    /// Why a part isn't there.
+    pub lacks: BTreeMap<Part, String>,
+}
+
+impl Choice {
+    /// Decides for these packages (`NAME:ARCHITECTURE`) and the kernels. The error names what the
+    /// archive lacks.
+    pub fn of(archive: &Archive, suite: &str, wanted: &[String]) -> Result<Self> {
+        let mut choice = Self {
+            preferences: String::new(),
+            kernel: String::new(),
+            old_kernel: None,
+            differences: Vec::new(),
+            lacks: BTreeMap::new(),
+        };
+        let backports = format!("{suite}{BACKPORTS}");
+        let lists = Lists {
+            listed: &archive.listed,
+            suite,
+            backports: &backports,
+            wanted: wanted.iter().map(String::as_str).collect(),
+        };
+        choice.pin(&lists)?;
+        choice.preferences += &record("*", &format!("release n={backports}"), 600);
+        choice.kernels(&lists)?;
+        Ok(choice)
+    }
+
+    /// The packages of the kernel that the lab boots, and of its headers.
+    pub fn kernel_packages(&self) -> Vec<String> {
+        names(ARM64_KERNEL, &self.kernel, "arm64")
+    }
+
+    /// The same with PREEMPT_RT.
+    pub fn rt_packages(&self) -> Vec<String> {
+        let lacks = self.lacks.contains_key(&Part::RtKernel);
+        match lacks {
+            true => Vec::new(),
+            false => names(RT_KERNEL, &self.kernel, "arm64"),
+        }
+    }
+
+    fn pin(&mut self, lists: &Lists<'_>) -> Result<()> {
+        for (source, built) in lists.sources() {
+            if STABLE.contains(&source) {
+                self.preferences += &lists.without(&built);
+                continue;
+            }
+            let newest = ARCHITECTURES.map(|architecture| built.newest(lists, architecture));
+            // Of what only one architecture has, nothing has to agree, unless both want it.
+            let of_one = newest.contains(&None) && !lists.both_want(&built);
+            if of_one || newest[0] == newest[1] && built.whole(lists, newest[0]) {
+                continue;
+            }
+            let agreed = built.agreed(lists);
+            if let Some(version) = agreed {
+                self.preferences += &built.pinned(version);
+            }
+            self.preferences += &lists.without(&built);
+            let is_wanted = built.names().any(|name| lists.wants(name));
+            if is_wanted {
+                self.differences
+                    .push(lists.difference(source, newest, agreed, &built)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn kernels(&mut self, lists: &Lists<'_>) -> Result<()> {
+        let releases = lists.releases(lists.backports, "arm64", "linux-image-");
+        let has = |release: &str, (pattern, architecture): (&[&str], &str)| {
+            lists.has_all(&names(pattern, release, architecture))
+        };
+        let boots = |release: &&String| {
+            has(release, (ARM64_KERNEL, "arm64")) && has(release, (KBUILD, "amd64"))
+        };
+        let parts = [
+            (
+                Part::RtKernel,
+                (RT_KERNEL, "arm64"),
+                "with PREEMPT_RT for arm64",
+            ),
+            (Part::X86Guest, (X86_KERNEL, "amd64"), "for amd64"),
+        ];
+        let whole = |release: &&String| parts.iter().all(|(_, part, _)| has(release, *part));
+        let mut bootable = releases.iter().filter(boots);
+        let newest = bootable.clone().next();
+        let Some(kernel) = bootable.find(whole).or(newest) else {
+            let newest = releases.first().map_or("none", String::as_str);
+            bail!(
+                "{} has no kernel for arm64 that is whole (image, headers, and their programs for \
+                 amd64; newest image: {newest}): try again later, or use another mirror",
+                lists.backports
+            );
+        };
+        self.kernel.clone_from(kernel);
+        for (part, packages, what) in parts {
+            if !has(kernel, packages) {
+                let newest = releases.iter().find(|release| has(release, packages));
+                let newest = newest.map_or("none", String::as_str);
+                let why = format!(
+                    "{} has Linux {kernel} for arm64, {what} {newest}",
+                    lists.backports
+                );
+                self.lacks.insert(part, why);
+            }
+        }
+        let amd64 = lists.releases(lists.backports, "amd64", "linux-headers-");
+        let newest = [&amd64, &releases].map(|all| all.first().map_or("none", String::as_str));
+        if newest.iter().any(|release| release != kernel) {
+            self.differences.push(format!(
+                "linux: {} has {} for amd64 and {} for arm64; taken: {kernel}",
+                lists.backports, newest[0], newest[1]
+            ));
+        }
+        let old = lists.releases(lists.suite, "arm64", "linux-image-");
+        self.old_kernel = old.iter().find(boots).cloned();
+        if self.old_kernel.is_none() {
+            let why = format!("{} has no kernel for arm64 that is whole", lists.suite);
+            self.lacks.insert(Part::OldKernel, why);
+        }
+        self.differences.extend(self.lacks.values().cloned());
+        Ok(())
+    }
+}
+
+/// With the release in the place of `{}`.
+const ARM64_KERNEL: &[&str] = &["linux-image-{}-arm64", "linux-headers-{}-arm64"];
+const RT_KERNEL: &[&str] = &["linux-image-{}-rt-arm64", "linux-headers-{}-rt-arm64"];
+const X86_KERNEL: &[&str] = &["linux-binary-{}-amd64", "linux-headers-{}-amd64"];
+/// The headers' own programs, which run here.
+const KBUILD: &[&str] = &["linux-kbuild-{}"];
+
+fn names(patterns: &[&str], release: &str, architecture: &str) -> Vec<String> {
+    let names = patterns
+        .iter()
+        .map(|pattern| pattern.replace("{}", release));
+    names.map(|name| of(&name, architecture)).collect()
+}
+
+/// All packages of both suites, and those that are wanted.
+struct Lists<'a> {
+    listed: &'a [Listed],
+    suite: &'a str,
+    backports: &'a str,
+    wanted: BTreeSet<&'a str>,
+}
+
+impl<'a> Lists<'a> {
+    /// What backports have of each source package, without what is for all architectures.
+    fn sources(&self) -> BTreeMap<&'a str, Built<'a>> {
+        let mut sources: BTreeMap<&str, Built<'a>> = BTreeMap::new();
+        let listed = self.listed.iter();
+        for one in listed.filter(|one| one.suite == self.backports && !one.for_all) {
+            sources.entry(&one.source).or_default().packages.push(one);
+        }
+        sources
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        ARCHITECTURES
+            .iter()
+            .any(|architecture| self.wants_for(name, architecture))
+    }
+
+    fn wants_for(&self, name: &str, architecture: &str) -> bool {
+        self.wanted.contains(&*of(name, architecture))
+    }
+
+    fn both_want(&self, built: &Built<'_>) -> bool {
+        let wanted = |architecture: &str| {
+            let mut names = built.names();
+            names.any(|name| self.wants_for(name, architecture))
+        };
+        ARCHITECTURES.into_iter().all(wanted)
+    }
+
+    fn has_all(&self, packages: &[String]) -> bool {
+        packages.iter().all(|package| {
+            let mut listed = self.listed.iter();
+            listed.any(|one| of(&one.name, &one.architecture) == *package)
+        })
+    }
+
+    /// Releases of the kernels of which a suite has a package of this name, the newest first.
+    fn releases(&self, suite: &str, architecture: &str, package: &str) -> Vec<String> {
+        let flavor = format!("-{architecture}");
+        let listed = self.listed.iter();
+        let listed = listed.filter(|one| one.suite == suite && one.architecture == architecture);
+        let releases = listed.filter_map(|one| {
+            let release = one.name.strip_prefix(package)?.strip_suffix(&*flavor)?;
+            // Other flavors have a word more; the unversioned package has no number.
+            let plain = !release.contains('-') && release.starts_with(|c: char| c.is_ascii_digit());
+            plain.then(|| release.to_owned())
+        });
+        let releases: BTreeSet<String> = releases.collect();
+        let mut releases: Vec<String> = releases.into_iter().collect();
+        releases.sort_by(|a, b| compare(b, a));
+        releases
+    }
+
+    /// None of backports' versions but those that an earlier record names.
+    fn without(&self, built: &Built<'_>) -> String {
+        let packages = built
+            .packages
+            .iter()
+            .map(|one| of(&one.name, &one.architecture));
+        record(
+            &joined(packages),
+            &format!("release n={}", self.backports),
+            -1,
+        )
+    }
+
+    /// Why a source package isn't taken in backports' newest version, and what is.
+    fn difference(
+        &self,
+        source: &str,
+        newest: [Option<&str>; 2],
+        agreed: Option<&str>,
+        built: &Built<'_>,
+    ) -> Result<String> {
+        let [first, second] = newest.map(|version| version.unwrap_or("none"));
+        let differ = match first == second {
+            // A rebuild for one of them, or a package that only one has.
+            true => format!(
+                "{source}: {} has {first}, not whole for both",
+                self.backports
+            ),
+            false => format!(
+                "{source}: {} has {first} for amd64 and {second} for arm64",
+                self.backports
+            ),
+        };
+        if let Some(version) = agreed {
+            return Ok(format!("{differ}; taken: {version}, which both have"));
+        }
+        let mut stable = None;
+        for name in built.names() {
+            for architecture in ARCHITECTURES {
+                if !self.wants_for(name, architecture) {
+                    continue;
+                }
+                let mut listed = self.listed.iter().filter(|one| one.suite == self.suite);
+                let found = listed.find(|one| one.name == name && one.architecture == architecture);
+                let Some(found) = found else {
+                    bail!(
+                        "{differ}, and {} has no {name} for {architecture}: try again later, or use \
+                         another mirror",
+                        self.suite
+                    );
+                };
+                stable = Some(&found.source_version);
+            }
+        }
+        let stable = stable.map_or("none", String::as_str);
+        Ok(format!("{differ}; taken: {stable} of {}", self.suite))
+    }
+}
+
+/// What backports have of a source package.
+#[derive(Debug, Default)]
+struct Built<'a> {
+    packages: Vec<&'a Listed>,
+}
+
+impl<'a> Built<'a> {
+    fn names(&self) -> impl Iterator<Item = &'a str> {
+        let names: BTreeSet<&str> = self.packages.iter().map(|one| &*one.name).collect();
+        names.into_iter()
+    }
+
+    fn of(&self, version: &str, architecture: &str) -> BTreeMap<&'a str, &'a str> {
+        let packages = self.packages.iter();
+        let packages = packages
+            .filter(|one| one.source_version == version && one.architecture == architecture);
+        packages.map(|one| (&*one.name, &*one.version)).collect()
+    }
+
+    /// The newest version that has all that is wanted for an architecture.
+    fn newest(&self, lists: &Lists<'_>, architecture: &str) -> Option<&'a str> {
+        let versions = self.versions().into_iter();
+        let mut versions = versions.filter(|version| {
+            let packages = self.of(version, architecture);
+            let mut wanted = self
+                .names()
+                .filter(|name| lists.wants_for(name, architecture));
+            !packages.is_empty() && wanted.all(|name| packages.contains_key(name))
+        });
+        versions.next()
+    }
+
+    /// Whether this version is there for both architectures and the packages that both have are of
+    /// one version: a rebuild changes a package's, not the source's.
+    fn whole(&self, lists: &Lists<'_>, version: Option<&str>) -> bool {
+        let Some(version) = version else {
+            return false;
+        };
+        let [first, second] = ARCHITECTURES.map(|architecture| self.of(version, architecture));
+        let same = first
+            .iter()
+            .all(|(name, version)| second.get(name).is_none_or(|other| other == version));
+        let wanted = ARCHITECTURES
+            .iter()
+            .zip([&first, &second])
+            .all(|(architecture, packages)| {
+                let mut wanted = self
+                    .names()
+                    .filter(|name| lists.wants_for(name, architecture));
+                wanted.all(|name| packages.contains_key(name))
+            });
+        same && wanted && !first.is_empty() && !second.is_empty()
+    }
+
+    /// The newest version that is whole.
+    fn agreed(&self, lists: &Lists<'_>) -> Option<&'a str> {
+        let mut versions = self.versions().into_iter();
+        versions.find(|version| self.whole(lists, Some(version)))
+    }
+
+    /// The newest first.
+    fn versions(&self) -> Vec<&'a str> {
+        let versions: BTreeSet<&str> = self
+            .packages
+            .iter()
+            .map(|one| &*one.source_version)
+            .collect();
+        let mut versions: Vec<&str> = versions.into_iter().collect();
+        versions.sort_by(|a, b| compare(b, a));
+        versions
+    }
+
+    /// Preferences that take this version.
+    fn pinned(&self, version: &str) -> String {
+        let mut pins: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for one in self
+            .packages
+            .iter()
+            .filter(|one| one.source_version == version)
+        {
+            let package = of(&one.name, &one.architecture);
+            pins.entry(&one.version).or_default().push(package);
+        }
+        let records = pins.into_iter().map(|(version, packages)| {
+            record(&joined(packages), &format!("version {version}"), 700)
+        });
+        records.collect()
+    }
+}
+
+fn joined(packages: impl IntoIterator<Item = String>) -> String {
+    let packages: BTreeSet<String> = packages.into_iter().collect();
+    packages.into_iter().collect::<Vec<_>>().join(" ")
+}
+
+/// A record of apt_preferences(5). The first one that fits a version decides.
+fn record(packages: &str, pin: &str, priority: i32) -> String {
+    format!("Package: {packages}\nPin: {pin}\nPin-Priority: {priority}\n\n")
+}
+
+/// The order of Debian's versions, by dpkg itself.
+fn compare(a: &str, b: &str) -> Ordering {
+    let is = |relation: &str| {
+        let status = Command::new("dpkg")
+            .args(["--compare-versions", a, relation, b])
+            .status();
+        status.is_ok_and(|status| status.success())
+    };
+    match () {
+        () if a == b => Ordering::Equal,
+        () if is("lt") => Ordering::Less,
+        () => Ordering::Greater,
+    }
+}
+
+#[cfg(test)]
+mod tests;

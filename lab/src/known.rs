@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The versions that the lab has run with, from `lab/known.toml`. Another one is named, and tried all
+//! the same.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::progress::above;
+use crate::root::Root;
+
+/// Upstream versions of each.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Known {
+    /// Compilers whose warnings are errors.
+    pub rustc: Vec<String>,
+    /// Kernels of hosts and guests.
+    pub linux: Vec<String>,
+    /// Emulators, and VMMs of guests.
+    pub qemu: Vec<String>,
+    /// That which the BPF programs are compiled with.
+    pub libbpf: Vec<String>,
+}
+
+impl Known {
+    /// The table of this checkout.
+    pub fn read(repo: &Path) -> Result<Self> {
+        let path = repo.join("lab/known.toml");
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        toml::from_str(&text).with_context(|| path.display().to_string())
+    }
+
+    /// Names each version of the root that the lab has not run with.
+    pub fn greet(&self, root: &Root) -> Result<()> {
+        let kernel = root
+            .kernel()
+            .split('+')
+            .next()
+            .unwrap_or_default()
+            .to_owned();
+        for (what, version, known) in [
+            ("Linux", kernel, &self.linux),
+            ("QEMU", root.version("qemu-system-arm")?, &self.qemu),
+            ("libbpf", root.version("libbpf-dev")?, &self.libbpf),
+        ] {
+            if let Some(line) = unknown(what, &version, known) {
+                above(|| eprintln!("{line}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unknown(what: &str, version: &str, known: &[String]) -> Option<String> {
+    let is_known = known.iter().any(|one| one == version);
+    (!is_known).then(|| {
+        format!("{what} {version} is none that the lab has run (lab/known.toml); it is tried")
+    })
+}
+
+/// `1:11.1.3+ds-1~bpo13+1` is 11.1.3: without epoch, and without what Debian adds.
+pub fn upstream(version: &str) -> &str {
+    let version = version
+        .split_once(':')
+        .map_or(version, |(_, version)| version);
+    version.split(['+', '-', '~']).next().unwrap_or(version)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: a version is told from what Debian adds; one that isn't in the table is named.
+    use super::*;
+
+    #[test]
+    fn upstream_versions_are_told_from_debians() {
+        for (debian, version) in [
+            ("1:11.1.3+ds-1~bpo13+1", "11.1.3"),
+            ("1.85.1+dfsg1-1+deb13u1", "1.85.1"),
+            ("1:1.5.0-3", "1.5.0"),
+            ("7.3.4-1~bpo13+1", "7.3.4"),
+        ] {
+            assert_eq!(upstream(debian), version);
+        }
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let known = ["7.3.4".to_owned()];
+        assert_eq!(unknown("Linux", "7.3.4", &known), None);
+        let line = unknown("Linux", "8.1", &known).unwrap();
+        assert!(line.starts_with("Linux 8.1 is none"), "{line}");
+    }
+}
