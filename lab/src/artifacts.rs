@@ -46,6 +46,8 @@ pub struct Artifacts {
     pub cache: Cache,
     /// The toolchain root.
     pub root: Root,
+    /// What that is for.
+    pub for_use: Use,
     repo: PathBuf,
     programs: PathBuf,
 }
@@ -87,6 +89,7 @@ impl Artifacts {
         Ok(Self {
             cache,
             root,
+            for_use,
             repo: repo.to_path_buf(),
             programs,
         })
@@ -129,10 +132,12 @@ impl Artifacts {
         if let Some(crosvm) = guest.crosvm {
             archive.program("bin/crosvm", crosvm)?;
         }
-        for object in bpf_objects(&self.cache, &self.root, &self.repo)? {
-            let name = object.file_name().and_then(|name| name.to_str());
-            let name = name.context("object name")?;
-            archive.file(&format!("lab/bpf/{name}"), &std::fs::read(&object)?)?;
+        if self.for_use == Use::Tests {
+            for object in bpf_objects(&self.cache, &self.root, &self.repo)? {
+                let name = object.file_name().and_then(|name| name.to_str());
+                let name = name.context("object name")?;
+                archive.file(&format!("lab/bpf/{name}"), &std::fs::read(&object)?)?;
+            }
         }
         for source in [HOST_MODULES, HOST_MODULE] {
             add_modules(&mut archive, &self.own_modules(&kernel, source)?)?;
@@ -170,14 +175,14 @@ impl Artifacts {
     fn guest_initramfs(&self, kernel: &Kernel, tools: bool) -> Result<Vec<u8>> {
         let mut archive = self.base(kernel, tools, &[])?;
         add_modules(&mut archive, &self.guest_driver(kernel)?)?;
-        add_modules(
-            &mut archive,
-            &kernel.mainline_driver(&self.cache, &self.root)?,
-        )?;
+        if self.for_use == Use::Tests {
+            let mainline = kernel.mainline_driver(&self.cache, &self.root)?;
+            add_modules(&mut archive, &mainline)?;
+        }
         archive.finish()
     }
 
-    /// What host and guest have, and these of Debian's programs.
+    /// What host and guest have, and these of Debian's programs. The demo runs none of those.
     fn base(&self, kernel: &Kernel, tools: bool, programs: &[&str]) -> Result<Initramfs> {
         let mut archive = Initramfs::new()?;
         archive.program("init", &self.agent())?;
@@ -190,6 +195,9 @@ impl Artifacts {
             "drivers/block/null_blk/null_blk",
         ] {
             self.add_own_module(&mut archive, kernel, path)?;
+        }
+        if self.for_use == Use::Demo {
+            return Ok(archive);
         }
         let mut programs = [programs, &["bin/rt-app"]].concat();
         if tools {
