@@ -56,7 +56,7 @@ mod topology;
 mod tree;
 mod verdict;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -153,16 +153,40 @@ fn dispatch(command: LabCommand) -> Result<bool> {
         _ => tree::Use::Tests,
     };
     let artifacts = artifacts::Artifacts::prepare(&repo, for_use)?;
+    let named = match &command {
+        LabCommand::Demo { .. } if for_use == tree::Use::Demo => Some("make demo"),
+        LabCommand::Bench { scenarios, .. } if scenarios.is_empty() => Some("make bench"),
+        LabCommand::Test {
+            long: false,
+            instrumented: false,
+            later_us: None,
+            ..
+        } => Some("make test"),
+        _ => None,
+    };
+    let held = carry_out(command, &artifacts, &repo, started)?;
+    if let Some(name) = named {
+        out::time(&repo, name, artifacts.root.made(), started.elapsed())?;
+    }
+    Ok(held)
+}
+
+fn carry_out(
+    command: LabCommand,
+    artifacts: &artifacts::Artifacts,
+    repo: &Path,
+    started: Instant,
+) -> Result<bool> {
     match command {
         // Needs none of these.
         LabCommand::Packages { .. } => Ok(true),
         LabCommand::Setup => Ok(true),
-        LabCommand::Demo { vmm } => demo::run(&artifacts, &repo, vmm, started),
-        LabCommand::BenchPaths => bench::paths(&artifacts, &repo),
+        LabCommand::Demo { vmm } => demo::run(artifacts, repo, vmm, started),
+        LabCommand::BenchPaths => bench::paths(artifacts, repo),
         LabCommand::Bench {
             scenarios,
             topology,
-        } => bench::run(&artifacts, &repo, &topology, &scenarios),
+        } => bench::run(artifacts, repo, &topology, &scenarios),
         LabCommand::Test {
             long,
             instrumented,
@@ -175,9 +199,9 @@ fn dispatch(command: LabCommand) -> Result<bool> {
                 _ => Set::Short,
             };
             let at_most = minutes.map(|minutes| Duration::from_secs(60 * minutes));
-            suite::run(&artifacts, &repo, set, later_us, at_most)
+            suite::run(artifacts, repo, set, later_us, at_most)
         }
-        LabCommand::Shell(options) => options.shell(&artifacts, &repo).map(|()| true),
-        LabCommand::Run(options) => options.run(&artifacts, &repo),
+        LabCommand::Shell(options) => options.shell(artifacts, repo).map(|()| true),
+        LabCommand::Run(options) => options.run(artifacts, repo),
     }
 }

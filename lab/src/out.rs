@@ -5,9 +5,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
+use std::thread::available_parallelism;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::tree::Taken;
 
@@ -26,6 +28,35 @@ pub fn write(repo: &Path, name: &str, mut object: Value) -> Result<()> {
     object["build"] = build(repo).into();
     object["packages"] = serde_json::to_value(TAKEN.get())?;
     text(repo, name, &format!("{object:#}\n"))
+}
+
+/// Notes how long a command of the README took on this machine; `make figures` makes a table of it.
+/// `empty` tells whether its caches were empty.
+pub fn time(repo: &Path, command: &str, empty: bool, took: Duration) -> Result<()> {
+    const FILE: &str = "times.json";
+    let caches = if empty { "empty" } else { "filled" };
+    let run = json!({
+        "command": command, "caches": caches, "machine": machine(), "s": took.as_secs(),
+        "build": build(repo),
+    });
+    let before = fs::read_to_string(repo.join("out").join(FILE)).unwrap_or_default();
+    let mut runs: Vec<Value> = serde_json::from_str(&before).unwrap_or_default();
+    runs.retain(|one| one["command"] != command || one["caches"] != caches);
+    runs.push(run);
+    text(repo, FILE, &format!("{:#}\n", Value::from(runs)))
+}
+
+/// This machine's processors.
+fn machine() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let cpus = available_parallelism().map_or(1, usize::from);
+    format!(
+        "{cpus} CPUs of {}",
+        model.map_or("an unknown model", |(_, model)| model)
+    )
 }
 
 /// Writes a text.
@@ -53,7 +84,7 @@ fn describe(repo: &Path) -> String {
         return "unknown".to_owned();
     };
     let commit = String::from_utf8_lossy(&commit.stdout).trim().to_owned();
-    let pages = [":!*.md", ":!docs/bench-figures.csv"];
+    let pages = [":!*.md", ":!docs/bench-figures.csv", ":!docs/times.json"];
     match git(&[&["diff", "--quiet", "HEAD", "--", "."], &pages[..]].concat()) {
         Some(_) => commit,
         None => commit + "-dirty",

@@ -26,18 +26,25 @@ pub struct Root {
     cache: PathBuf,
     repo: PathBuf,
     choice: Choice,
+    made: bool,
 }
 
 impl Root {
     /// The root for this use; makes or completes it.
     pub fn prepare(cache: &Cache, repo: &Path, for_use: Use) -> Result<Self> {
-        let dir = tree::prepare(cache, for_use)?;
+        let (dir, made) = tree::prepare(cache, for_use)?;
         Ok(Self {
+            made,
             choice: tree::choice(&dir)?,
             dir: dir.join("tree"),
             cache: cache.dir().to_path_buf(),
             repo: repo.to_path_buf(),
         })
+    }
+
+    /// Whether this run has made it: the cache was empty.
+    pub fn made(&self) -> bool {
+        self.made
     }
 
     /// The release of the kernel for arm64, without architecture: `7.3.4+deb13`.

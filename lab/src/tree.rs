@@ -207,15 +207,20 @@ pub fn id() -> String {
 }
 
 /// The folder of the tree for this use; makes or completes it.
-pub fn prepare(cache: &Cache, for_use: Use) -> Result<PathBuf> {
+/// And whether this call has made it.
+pub fn prepare(cache: &Cache, for_use: Use) -> Result<(PathBuf, bool)> {
     let name = id();
-    let dir = cache.entry("root", &name, |to| make(cache, to))?;
+    let mut made = false;
+    let dir = cache.entry("root", &name, |to| {
+        made = true;
+        make(cache, to)
+    })?;
     if for_use == Use::Demo || dir.join("complete").exists() {
-        return Ok(dir);
+        return Ok((dir, made));
     }
     let _lock = cache.lock("root-tests")?;
     if dir.join("complete").exists() {
-        return Ok(dir);
+        return Ok((dir, made));
     }
     // An interrupted run may have left half a package.
     let broken = dir.join("begun").exists();
@@ -238,7 +243,7 @@ pub fn prepare(cache: &Cache, for_use: Use) -> Result<PathBuf> {
         remove_tree(&before)?;
         complete(&dir)?;
     }
-    Ok(dir)
+    Ok((dir, made))
 }
 
 /// What was chosen for the tree in this folder.

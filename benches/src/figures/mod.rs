@@ -15,6 +15,7 @@ mod paths;
 mod paths_report;
 mod peers;
 mod rt;
+mod times;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -62,6 +63,9 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("rt-loop", &["test-long.json"], rt::periodic_loop),
 ];
 
+/// The table of runs of several builds.
+const TIMES: &str = "times";
+
 /// Writes all tables whose inputs are there, and the list of all figures of the bench; a line for
 /// each.
 ///
@@ -84,6 +88,7 @@ pub fn write_all(repo: &Path) -> Result<Vec<String>> {
             )),
         }
     }
+    tables.insert(TIMES, times::table(repo)?);
     for page in pages(repo)? {
         let old = fs::read_to_string(&page)?;
         let new = replaced(&old, &tables).with_context(|| page.display().to_string())?;
@@ -190,6 +195,7 @@ mod tests {
             marked.extend(names.map(|part| part.split(' ').next().unwrap().to_owned()));
         }
         let mut made: Vec<&str> = TABLES.iter().map(|(name, ..)| *name).collect();
+        made.push(TIMES);
         marked.sort();
         made.sort_unstable();
         assert_eq!(marked, made);
