@@ -18,8 +18,8 @@ bench: ## ramps, work and energy of host, guest and guest with the bridge; SCENA
 test: ## checks on the sources, the crates' tests, and the scenarios that find most soonest
 	@$(LAB) test
 
-test-long: ## the other scenarios: floods, kills, the bench's bounds, other kernels and topologies; MINUTES=30 begins no host later
-	@$(LAB) test --long $(if $(MINUTES),--minutes $(MINUTES))
+test-long: ## the other scenarios: floods, kills, what judges samples, the bench's bounds, other kernels and topologies
+	@$(LAB) test --long
 
 test-instrumented: ## scenarios on kernels with KASAN, lockdep, kmemleak, UBSAN, and KCSAN, which are built first
 	@$(LAB) test --instrumented

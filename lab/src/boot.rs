@@ -45,6 +45,8 @@ pub struct Boot {
     pub parallel: bool,
     /// What is tried, in this order.
     pub scenarios: &'static [&'static str],
+    /// What is tried then, and judges samples: drawn several times.
+    pub sampled: &'static [&'static str],
 }
 
 /// One on the standard kernel, with this project's driver by the path that the VMM chooses.
@@ -67,6 +69,7 @@ pub const fn boot(
         gic: DEFAULT_GIC,
         parallel: false,
         scenarios,
+        sampled: &[],
     }
 }
 

@@ -29,7 +29,7 @@ const BOOTS: &[Boot] = &[
         Short,
         145,
         "2+2",
-        &["boot", "doctor", "governor", "opps-exact", "no-dip", "demo"],
+        &["boot", "doctor", "governor", "opps-exact", "demo"],
     ),
     boot(
         Short,
@@ -37,27 +37,30 @@ const BOOTS: &[Boot] = &[
         "2+2",
         &[
             "domain",
-            "unpinned",
             "driver",
             "restart",
             "host-fails",
             "pin-offline",
-            "guest-facts",
             "thread-actuator",
             "uclamp",
             "rt-standard",
         ],
     ),
     // The path that the VMM chooses is the best one; the others are forced.
-    boot(
-        Short,
-        230,
-        "2+2",
-        &["no-exit", "stats", "memory", "attach", "fallbacks"],
-    ),
+    boot(Short, 110, "2+2", &["no-exit", "stats", "memory", "attach"]),
+    boot(Short, 130, "2+2", &["fallbacks"]),
+    Boot {
+        sampled: &["no-dip", "unpinned", "guest-facts"],
+        ..boot(Long, 80, "2+2", &[])
+    },
     Boot {
         path: Some("ioeventfd"),
-        ..boot(Short, 50, "2+2", &["order", "in-force", "opps-exact"])
+        ..boot(Short, 40, "2+2", &["order", "opps-exact"])
+    },
+    Boot {
+        path: Some("ioeventfd"),
+        sampled: &["in-force"],
+        ..boot(Long, 30, "2+2", &[])
     },
     Boot {
         path: Some("exit"),
@@ -102,74 +105,63 @@ const BOOTS: &[Boot] = &[
     boot(Long, 30, "1", &["opps-exact", "governor"]),
     boot(Short, 20, "1", &[tools::SHELL]),
     Boot {
+        sampled: &["rt-latency"],
         host: Rt,
         guest: Rt,
-        ..boot(Long, 220, "4+3+1", &["rt-latency"])
+        ..boot(Long, 220, "4+3+1", &[])
     },
     Boot {
+        sampled: &["rt-guest"],
         host: Rt,
         guest: Rt,
-        ..boot(Long, 220, "4+3+1", &["rt-guest"])
+        ..boot(Long, 220, "4+3+1", &[])
     },
     boot(Long, 200, "2+2", &["kill", "flood"]),
-    boot(Long, 120, "2+2", &["capacity", "paths"]),
+    Boot {
+        sampled: &["paths"],
+        ..boot(Long, 120, "2+2", &["capacity"])
+    },
     Boot {
         path: Some("ioeventfd"),
         ..boot(Long, 220, "2+2", &["flood"])
     },
     Boot {
+        sampled: &["no-dip"],
         path: Some("exit"),
-        ..boot(Long, 260, "2+2", &["flood", "no-dip"])
+        ..boot(Long, 260, "2+2", &["flood"])
     },
-    boot(
-        Long,
-        270,
-        "4+3+1",
-        &[
-            "capacity",
-            "opps-exact",
-            "opps-floor",
-            "uclamp",
-            "speed",
-            "speed-guest",
-        ],
-    ),
-    boot(
-        Long,
-        270,
-        "2+2",
-        &[
-            "opps-floor",
-            "domain:both",
-            "dip-by-actuator",
-            "hotplug",
-            "idle",
-            "rt-app",
-            "fallbacks:reset",
-        ],
-    ),
+    Boot {
+        sampled: &["opps-floor", "speed", "speed-guest"],
+        ..boot(Long, 270, "4+3+1", &["capacity", "opps-exact", "uclamp"])
+    },
+    Boot {
+        sampled: &["opps-floor", "dip-by-actuator", "hotplug"],
+        ..boot(
+            Long,
+            270,
+            "2+2",
+            &["domain:both", "idle", "rt-app", "fallbacks:reset"],
+        )
+    },
     Boot {
         path: Some("shm"),
         ..boot(Long, 190, "2+2", &["no-exit", "opps-exact", "two-guests"])
     },
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {
+        sampled: &["unpinned", "unpinned:rt", "no-dip"],
         path: Some("ioeventfd"),
-        ..boot(
-            Long,
-            180,
-            "2+2",
-            &["no-exit", "two-guests", "unpinned", "unpinned:rt", "no-dip"],
-        )
+        ..boot(Long, 180, "2+2", &["no-exit", "two-guests"])
     },
     Boot {
         guest: Rt,
         ..boot(Long, 70, "2+2", &["governor", "opps-exact", "driver"])
     },
     Boot {
+        sampled: &["rt-loop:fair-server-off"],
         host: Rt,
         guest: Rt,
-        ..boot(Long, 110, "2+2", &["rt-loop:fair-server-off"])
+        ..boot(Long, 110, "2+2", &[])
     },
     Boot {
         driver: Mainline,
@@ -192,44 +184,33 @@ const BOOTS: &[Boot] = &[
         gic: 2,
         ..boot(Long, 80, "2+2", &["boot", "doctor", "opps-exact"])
     },
-    boot(
-        Long,
-        190,
-        "2+2",
-        &[
-            "bpf-many",
-            "bpf-kill",
-            "bpf-ends",
-            "bpf-dip",
-            "bpf-sum",
-            "bpf-calls",
-        ],
-    ),
-    boot(Long, 200, "2+2", &["bpf-switch-cost", "bpf-flood"]),
     Boot {
+        sampled: &["bpf-many", "bpf-dip", "bpf-sum"],
+        ..boot(Long, 190, "2+2", &["bpf-kill", "bpf-ends", "bpf-calls"])
+    },
+    Boot {
+        sampled: &["bpf-switch-cost", "bpf-flood"],
+        ..boot(Long, 200, "2+2", &[])
+    },
+    Boot {
+        sampled: &["bpf-sum"],
         host: Rt,
         ..boot(
             Long,
             100,
             "2+2",
-            &["bpf-page", "bpf-requests", "bpf-two-vms", "bpf-sum"],
+            &["bpf-page", "bpf-requests", "bpf-two-vms"],
         )
     },
     Boot {
+        sampled: &["bpf-dip", "bpf-switch-cost", "bpf-flood"],
         host: Rt,
-        ..boot(
-            Long,
-            300,
-            "2+2",
-            &["bpf-dip", "bpf-switch-cost", "bpf-flood"],
-        )
+        ..boot(Long, 300, "2+2", &[])
     },
-    boot(
-        Long,
-        220,
-        "2+2",
-        &["scx-service", "scx-requests", "scx-fallback", "scx-races"],
-    ),
+    Boot {
+        sampled: &["scx-requests", "scx-fallback"],
+        ..boot(Long, 220, "2+2", &["scx-service", "scx-races"])
+    },
     boot(Long, 200, "2+2", &["scx-deaths"]),
     boot(Long, 60, "2+2", &["scx-unit"]),
     // Each way of adding other load, and none: docs/bpf.md.
@@ -255,20 +236,18 @@ const BOOTS: &[Boot] = &[
         ],
     ),
     Boot {
+        sampled: &["scx-requests"],
         host: Rt,
-        ..boot(
-            Long,
-            300,
-            "2+2",
-            &["scx-service", "scx-requests", "scx-deaths"],
-        )
+        ..boot(Long, 300, "2+2", &["scx-service", "scx-deaths"])
     },
     Boot {
+        sampled: &["scx-fallback"],
         host: Rt,
-        ..boot(Long, 120, "4+3+1", &["scx-fallback"])
+        ..boot(Long, 120, "4+3+1", &[])
     },
     // Debian stable's kernel has no uclamp.
     Boot {
+        sampled: &["bpf-sum"],
         host: Old,
         ..boot(
             Long,
@@ -278,53 +257,56 @@ const BOOTS: &[Boot] = &[
                 "bpf-page",
                 "bpf-requests",
                 "bpf-arithmetic",
-                "bpf-sum",
                 "scx-none",
                 "no-uclamp",
             ],
         )
     },
     // A host whose fair servers hold its little CPUs above their lowest OPPs.
-    boot(
-        Long,
-        250,
-        "pixel6",
-        &[
-            "doctor",
-            "opps-exact",
+    Boot {
+        sampled: &[
             "opps-floor",
             "no-dip",
-            "doctor:fair-server-off",
-            "opps-exact:fair-server-off",
             "opps-floor:fair-server-off",
             "unpinned:fair-server-off",
-            "ext-server",
         ],
-    ),
+        ..boot(
+            Long,
+            250,
+            "pixel6",
+            &[
+                "doctor",
+                "opps-exact",
+                "doctor:fair-server-off",
+                "opps-exact:fair-server-off",
+                "ext-server",
+            ],
+        )
+    },
     Boot {
+        sampled: &["unpinned"],
         driver: Mainline,
         ..boot(
             Long,
             150,
             "pixel6",
-            &["opps-exact", "unpinned", "opps-exact:fair-server-off"],
+            &["opps-exact", "opps-exact:fair-server-off"],
         )
     },
     // Within three ticks, as on the drawn topologies.
-    boot(
-        Long,
-        150,
-        "2+2",
-        &["bench:little-to-big:--within-us=12000", "ramps"],
-    ),
+    Boot {
+        sampled: &["ramps"],
+        ..boot(Long, 150, "2+2", &["bench:little-to-big:--within-us=12000"])
+    },
     // Hosts that nothing else here has in mind, with CPUs so small that a server's
     // reservation would be above most of their OPPs.
     boot(Long, 110, "drawn:1", DRAWN),
     boot(Long, 90, "drawn:2", DRAWN),
     boot(Long, 90, "drawn:3", DRAWN),
     Boot {
+        sampled: &["no-dip"],
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 270, "2+2", &["no-dip", "demo", "flood"])
+        ..boot(Long, 270, "2+2", &["demo", "flood"])
     },
     Boot {
         vmm: GuestVmm::Qemu,
@@ -425,16 +407,18 @@ pub fn of(set: Set) -> Vec<&'static Boot> {
 #[cfg(test)]
 mod tests {
     //! Promises: a scenario of a host is in one set; what finds most defects soonest is in the
-    //! short one; a sampled scenario is one that a boot has.
+    //! short one, which judges no samples.
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::sampled::{SAMPLED, is_sampled};
 
     /// Each scenario of a set with its host.
     fn entries(set: Set) -> Vec<(String, &'static str)> {
         let boots = of(set).into_iter();
-        let each = boots.flat_map(|boot| boot.scenarios.iter().map(|&one| (boot.name(), one)));
+        let each = boots.flat_map(|boot| {
+            let all = boot.scenarios.iter().chain(boot.sampled);
+            all.map(|&one| (boot.name(), one))
+        });
         // Two boots of it are one test.
         let (mut repeats, mut others): (Vec<_>, Vec<_>) =
             each.partition(|(_, one)| *one == "repeat");
@@ -452,13 +436,22 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_has_each_sampled_scenario() {
-        let all = [entries(Short), entries(Long), entries(Set::Instrumented)].concat();
-        for name in SAMPLED {
-            let own = |one: &str| is_sampled(one) && one.starts_with(name);
-            assert!(all.iter().any(|(_, one)| own(one)), "{name}");
+    fn the_short_set_judges_no_samples() {
+        let plain = |one: &&'static str| one.split(':').next().unwrap();
+        let sampled: BTreeSet<&str> = BOOTS
+            .iter()
+            .flat_map(|boot| boot.sampled)
+            .map(plain)
+            .collect();
+        assert!(sampled.contains("no-dip"));
+        for boot in of(Short) {
+            let of_boot: BTreeSet<&str> = boot.scenarios.iter().map(plain).collect();
+            assert!(
+                boot.sampled.is_empty() && of_boot.is_disjoint(&sampled),
+                "{}",
+                boot.name()
+            );
         }
-        assert!(is_sampled("unpinned:rt") && !is_sampled("kill"));
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod debian;
 mod debs;
 mod demo;
 mod draw;
+mod draws;
 mod emulator;
 mod guest_disk;
 mod initramfs;
@@ -45,7 +46,6 @@ mod qemu;
 mod result_port;
 mod root;
 mod run;
-mod sampled;
 mod shell;
 mod shell_check;
 mod suite;
@@ -58,7 +58,7 @@ mod verdict;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -105,10 +105,6 @@ enum LabCommand {
         /// `run --later-us` makes: another draw of what depends on chance
         #[arg(long)]
         later_us: Option<u64>,
-        /// Begin no emulated host later than so many minutes after the start; the others count as
-        /// skipped. Another build begins with another host
-        #[arg(long)]
-        minutes: Option<u64>,
     },
     /// Make Debian's packages in out/packages, and try them on clean Debian systems
     Packages {
@@ -160,7 +156,6 @@ fn dispatch(command: LabCommand) -> Result<bool> {
             long: false,
             instrumented: false,
             later_us: None,
-            ..
         } => Some("make test"),
         _ => None,
     };
@@ -191,15 +186,13 @@ fn carry_out(
             long,
             instrumented,
             later_us,
-            minutes,
         } => {
             let set = match (long, instrumented) {
                 (true, _) => Set::Long,
                 (_, true) => Set::Instrumented,
                 _ => Set::Short,
             };
-            let at_most = minutes.map(|minutes| Duration::from_secs(60 * minutes));
-            suite::run(artifacts, repo, set, later_us, at_most)
+            suite::run(artifacts, repo, set, later_us)
         }
         LabCommand::Shell(options) => options.shell(artifacts, repo).map(|()| true),
         LabCommand::Run(options) => options.run(artifacts, repo),

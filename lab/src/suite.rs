@@ -3,7 +3,7 @@
 //!
 //! A test is a scenario on one emulated host, a test function of a crate, or
 //! one of the checks on the sources. What can't be tried here is skipped
-//! with its reason, and counted as skipped.
+//! with its reason, and counted as skipped. No test is tried again because it failed.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -20,42 +20,31 @@ use crate::boots;
 use crate::c_checks;
 use crate::checks;
 use crate::demo;
+use crate::draws;
+use crate::kernel::Flavor;
 use crate::out;
 use crate::progress::{Step, above};
 use crate::run::Options;
-use crate::sampled::is_sampled;
 use crate::verdict::{Counts, Tried, Verdict, tell};
 use crate::{shell_check, tools};
 
 /// Runs a set's tests, or its emulated hosts alone, with a pause before each scenario; whether none
-/// failed. After `at_most` no host begins, and its scenarios count as skipped.
-pub fn run(
-    artifacts: &Artifacts,
-    repo: &Path,
-    set: Set,
-    later_us: Option<u64>,
-    at_most: Option<Duration>,
-) -> Result<bool> {
+/// failed.
+pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) -> Result<bool> {
     let started = Instant::now();
     let mut tried = Vec::new();
     if set == Short && later_us.is_none() {
         tried.extend(checks(artifacts, repo)?);
     }
-    let mut boots = boots::of(set);
-    if at_most.is_some() {
-        let begin = first_of(&boots, out::build(repo));
-        boots.rotate_left(begin);
-    }
-    let deadline = at_most.map(|at_most| started + at_most);
-    let (of_boots, results) = boot_all(artifacts, repo, &boots, later_us.unwrap_or(0), deadline);
+    let boots = boots::of(set);
+    let (of_boots, results) = boot_all(artifacts, repo, &boots, later_us.unwrap_or(0));
     tried.extend(of_boots);
     let file = match set {
         Short => "test.json",
         Long => "test-long.json",
         Instrumented => "test-instrumented.json",
     };
-    let whole = !tried.iter().any(|one| one.verdict == no_time());
-    out::write(repo, file, json!({ "whole": whole, "results": results }))?;
+    out::write(repo, file, json!({ "results": results }))?;
     if let Some(us) = later_us {
         eprintln!("the emulated hosts alone, {us} us of pause before each scenario");
     }
@@ -74,26 +63,13 @@ fn checks(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     })
 }
 
-/// Where a set begins that may have no time for all of it: another host for another build, so that
-/// all have their turn.
-fn first_of(boots: &[&Boot], build: &str) -> usize {
-    let mixed = |sum: u32, byte: u8| sum.wrapping_mul(31).wrapping_add(byte.into());
-    usize::try_from(build.bytes().fold(0, mixed)).unwrap_or_default() % boots.len().max(1)
-}
-
-/// What a scenario is whose host had to begin too late.
-fn no_time() -> Verdict {
-    Verdict::Skipped("no time was left for its host".to_owned())
-}
-
 /// Boots two hosts at a time, in this order: an emulated host keeps one CPU busy. What was tried,
-/// and all that the scenarios report, with the host that each ran on. None begins after `deadline`.
+/// and all that the scenarios report, with the host that each ran on.
 fn boot_all(
     artifacts: &Artifacts,
     repo: &Path,
     boots: &[&Boot],
     later_us: u64,
-    deadline: Option<Instant>,
 ) -> (Vec<Tried>, Vec<Value>) {
     let step = Step::start("emulated hosts");
     let next = AtomicUsize::new(0);
@@ -108,10 +84,6 @@ fn boot_all(
         for _ in 0..AT_A_TIME {
             scope.spawn(|| {
                 while let Some(boot) = boots.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                        lock(&tried).extend(boot.not_begun());
-                        continue;
-                    }
                     lock(&pace).begins(boot);
                     let (mut news, results) = boot.carry_out(artifacts, repo, later_us);
                     if boot.scenarios == ["repeat"] {
@@ -132,11 +104,6 @@ fn boot_all(
     let repeats = repeats.into_inner().unwrap_or_default();
     match &repeats[..] {
         [] => (),
-        // The other one had no time, or failed, which is a test of its own.
-        [_] => tried.push(Tried {
-            name: SAME.to_owned(),
-            verdict: no_time(),
-        }),
         all => tried.push(same(all)),
     }
     (tried, all.into_inner().unwrap_or_default())
@@ -145,9 +112,6 @@ fn boot_all(
 const SAME: &str = "2+2: two runs give identical event logs";
 /// Emulated hosts.
 const AT_A_TIME: u32 = 2;
-
-/// Pause before each scenario that makes a second draw. Not a multiple of a tick.
-const SECOND_DRAW_US: u64 = 1_300;
 
 /// How far the boots are, by the time that each takes about.
 #[derive(Debug, Default)]
@@ -195,93 +159,89 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Two runs of the same scenario on the same artifacts give the same events.
 fn same(results: &[Value]) -> Tried {
-    let held = results.windows(2).all(|pair| pair[0] == pair[1]);
+    // One alone is none: the other's host failed.
+    let held = results.len() > 1 && results.windows(2).all(|pair| pair[0] == pair[1]);
     Tried::new(SAME, held, || "they differ".to_owned())
 }
 
 /// What came of one scenario: the tests that it makes, and its report.
 struct ScenarioOutcome {
-    scenario: String,
     tried: Vec<Tried>,
     result: Value,
 }
 
-impl ScenarioOutcome {
-    /// Whether it failed, and chance may be why.
-    fn to_be_drawn_again(&self) -> bool {
-        is_sampled(&self.scenario)
-            && self.result["error"].is_null()
-            && self.tried.iter().any(|one| !one.held())
-    }
-}
-
 impl Boot {
-    /// Its scenarios, when there is no time for them.
-    fn not_begun(&self) -> Vec<Tried> {
-        let host = self.name();
-        let each = self.scenarios.iter().map(|scenario| Tried {
-            name: format!("lab {host}: {scenario}"),
-            verdict: no_time(),
-        });
-        each.collect()
-    }
-
-    /// Tries its scenarios. Those that judge samples and fail are drawn once more, which decides.
+    /// Tries its scenarios; those that judge samples in several draws.
     fn carry_out(
         &self,
         artifacts: &Artifacts,
         repo: &Path,
         later_us: u64,
     ) -> (Vec<Tried>, Vec<Value>) {
+        if let Some(why) = self.lacks(artifacts) {
+            let tried = Tried::skipped(format!("lab {}", self.name()), why);
+            tell(&tried);
+            return (vec![tried], Vec::new());
+        }
         if self.scenarios == [tools::SHELL] {
             let tried = shell_check::check(artifacts, repo);
             tell(&tried);
             return (vec![tried], Vec::new());
         }
-        let first = match self.draw(artifacts, repo, later_us, self.scenarios) {
-            Ok(outcomes) => outcomes,
-            Err(failed) => return (vec![failed], Vec::new()),
-        };
-        let again = first.iter().filter(|one| one.to_be_drawn_again());
-        let again: Vec<&str> = again.map(|one| one.scenario.as_str()).collect();
-        let mut second = Vec::new();
-        if !again.is_empty() {
-            // If its host fails, the first draw stands.
-            let drawn = self.draw(artifacts, repo, later_us + SECOND_DRAW_US, &again);
-            second = drawn.unwrap_or_default();
-        }
         let (mut tried, mut results) = (Vec::new(), Vec::new());
-        for one in first {
-            let last = second.iter().position(|two| two.scenario == one.scenario);
-            let Some(last) = last.map(|at| second.swap_remove(at)) else {
-                tried.extend(one.tried);
-                results.push(json!({ "result": one.result }));
-                continue;
-            };
-            // What held at first counts as it does without a second draw.
-            let held = |name: &str| {
-                let mut both = one.tried.iter();
-                both.any(|first| first.name == name && first.held())
-            };
-            tried.extend(last.tried.into_iter().map(|two| match held(&two.name) {
-                true => two,
-                false => two.in_a_second_draw(),
-            }));
-            results.push(json!({
-                "result": last.result, "first_draw": one.result,
-                "first_draw_later_us": later_us, "later_us": later_us + SECOND_DRAW_US,
-            }));
-        }
-        for result in &mut results {
-            result["host"] = self.name().into();
-            if result["later_us"].is_null() {
-                result["later_us"] = later_us.into();
+        let mut add_result = |result: Value, later_us: u64| {
+            let host = self.name();
+            results.push(json!({ "result": result, "host": host, "later_us": later_us }));
+        };
+        if !self.scenarios.is_empty() {
+            match self.draw(artifacts, repo, later_us, self.scenarios) {
+                Ok(outcomes) => {
+                    for one in outcomes {
+                        one.tried.iter().for_each(tell);
+                        tried.extend(one.tried);
+                        add_result(one.result, later_us);
+                    }
+                }
+                Err(failed) => tried.push(failed),
             }
         }
+        if self.sampled.is_empty() {
+            return (tried, results);
+        }
+        let mut draws = vec![Vec::new(); draws::DRAWS];
+        for (draw, number) in draws.iter_mut().zip(0..) {
+            let later_us = later_us + number * draws::LATER_US;
+            match self.draw(artifacts, repo, later_us, self.sampled) {
+                Ok(outcomes) => {
+                    for one in outcomes {
+                        draw.extend(one.tried);
+                        add_result(one.result, later_us);
+                    }
+                }
+                // Each test of its draw then lacks a result.
+                Err(failed) => above(|| eprintln!("{}", failed.name)),
+            }
+        }
+        let judged = draws::judged(&draws);
+        if judged.is_empty() {
+            let name = format!("lab {}: {}", self.name(), self.sampled.join(", "));
+            tried.push(Tried::new(name, false, || {
+                "no draw had a result".to_owned()
+            }));
+        }
+        judged.iter().for_each(tell);
+        tried.extend(judged);
         (tried, results)
     }
 
-    /// Boots once, tries these scenarios, and shows what came of each.
+    /// Why its kernels aren't there.
+    fn lacks(&self, artifacts: &Artifacts) -> Option<String> {
+        let mut parts = [self.host, self.guest].into_iter().filter_map(Flavor::part);
+        let why = parts.find_map(|part| artifacts.root.lacks(part));
+        why.map(str::to_owned)
+    }
+
+    /// Boots once, and tries these scenarios.
     fn draw(
         &self,
         artifacts: &Artifacts,
@@ -325,14 +285,10 @@ impl Boot {
             let scenario = result["scenario"].as_str().unwrap_or("?").to_owned();
             ScenarioOutcome {
                 tried: self.tests_of(&name(&scenario), &result, wall_s),
-                scenario,
                 result,
             }
         });
         let outcomes: Vec<ScenarioOutcome> = outcomes.collect();
-        for one in outcomes.iter().flat_map(|one| &one.tried) {
-            tell(one);
-        }
         Ok(outcomes)
     }
 
@@ -372,33 +328,13 @@ fn summary(tried: &[Tried], started: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: the short set is short; a run without time for all begins with each host in its turn
-    //! and counts the others as skipped; what is left follows the pace so far.
-    use std::collections::BTreeSet;
-
+    //! Promises: the short set is short; what is left follows the pace so far.
     use super::*;
 
     #[test]
     fn the_short_set_is_short() {
         let left = SuiteProgress::of(&boots::of(Short)).left(Duration::ZERO);
         assert!(left <= Duration::from_secs(10 * 60), "{left:?}");
-    }
-
-    #[test]
-    fn each_host_has_its_turn_to_be_the_first() {
-        let boots = boots::of(Long);
-        let commits = (0..4096).map(|commit: u32| commit.wrapping_mul(2_654_435_761));
-        let builds = commits.map(|commit| format!("{commit:09x}"));
-        let firsts: BTreeSet<usize> = builds.map(|build| first_of(&boots, &build)).collect();
-        assert_eq!(firsts.len(), boots.len());
-        assert_eq!(first_of(&[], "unknown"), 0);
-    }
-
-    #[test]
-    fn what_has_no_time_is_skipped() {
-        let boot = boots::of(Long)[0];
-        let counts = Counts::of(&boot.not_begun());
-        assert_eq!((counts.passed, counts.skipped), (0, boot.scenarios.len()));
     }
 
     #[test]

@@ -10,8 +10,6 @@ pub enum Verdict {
     Passed,
     /// It held in an earlier run, on the same input, and wasn't repeated.
     Kept,
-    /// It held in the second of two draws.
-    Redrawn,
     /// It didn't, with what was seen.
     Failed(String),
     /// It can't be tried here, with the reason.
@@ -51,19 +49,7 @@ impl Tried {
 
     /// Whether it held, now or earlier.
     pub fn held(&self) -> bool {
-        matches!(
-            self.verdict,
-            Verdict::Passed | Verdict::Kept | Verdict::Redrawn
-        )
-    }
-
-    /// The same, of a second draw.
-    pub fn in_a_second_draw(mut self) -> Self {
-        self.name.push_str(", in a second draw");
-        if self.verdict == Verdict::Passed {
-            self.verdict = Verdict::Redrawn;
-        }
-        self
+        matches!(self.verdict, Verdict::Passed | Verdict::Kept)
     }
 }
 
@@ -73,7 +59,6 @@ pub fn tell(tried: &Tried) {
     let line = match &tried.verdict {
         Verdict::Passed => format!("ok       {name}"),
         Verdict::Kept => format!("kept ok  {name}"),
-        Verdict::Redrawn => format!("redrawn  {name}"),
         Verdict::Skipped(why) => format!("skipped  {name}: {why}"),
         Verdict::Failed(seen) => format!("FAILED   {name}: {seen}"),
     };
@@ -87,8 +72,6 @@ pub struct Counts {
     pub passed: usize,
     /// Those of them that held in an earlier run.
     pub kept: usize,
-    /// Those of them that held in the second of two draws.
-    pub redrawn: usize,
     /// What didn't hold.
     pub failed: usize,
     /// What can't be tried here.
@@ -106,10 +89,6 @@ impl Counts {
                     counts.passed += 1;
                     counts.kept += 1;
                 }
-                Verdict::Redrawn => {
-                    counts.passed += 1;
-                    counts.redrawn += 1;
-                }
                 Verdict::Failed(_) => counts.failed += 1,
                 Verdict::Skipped(_) => counts.skipped += 1,
             }
@@ -120,18 +99,10 @@ impl Counts {
 
 impl std::fmt::Display for Counts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            passed,
-            kept,
-            redrawn,
-            ..
-        } = self;
-        let kept = (*kept > 0).then(|| format!("{kept} earlier, on the same sources and tools"));
-        let redrawn = (*redrawn > 0).then(|| format!("{redrawn} in a second draw"));
-        let ways: Vec<String> = [kept, redrawn].into_iter().flatten().collect();
+        let Self { passed, kept, .. } = self;
         write!(f, "{passed} passed")?;
-        if !ways.is_empty() {
-            write!(f, " ({})", ways.join(", "))?;
+        if *kept > 0 {
+            write!(f, " ({kept} earlier, on the same sources and tools)")?;
         }
         write!(f, ", {} failed, {} skipped", self.failed, self.skipped)
     }
@@ -143,12 +114,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_tell_what_was_kept_and_what_was_drawn_again() {
+    fn counts_tell_what_was_kept() {
         let tried = [
             Verdict::Passed,
             Verdict::Kept,
             Verdict::Kept,
-            Verdict::Redrawn,
             Verdict::Failed("why".into()),
             Verdict::Skipped("why".into()),
         ];
@@ -159,7 +129,7 @@ mod tests {
         let tried = tried.map(named);
         assert_eq!(
             Counts::of(&tried).to_string(),
-            "4 passed (2 earlier, on the same sources and tools, 1 in a second draw), 1 failed, 1 skipped"
+            "3 passed (2 earlier, on the same sources and tools), 1 failed, 1 skipped"
         );
         assert_eq!(
             Counts::of(&tried[..1]).to_string(),

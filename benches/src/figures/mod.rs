@@ -54,7 +54,7 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("paths", &["paths.json"], paths::table),
     ("fuzz", &["fuzz.json"], fuzz::table),
     ("peers", &["peer-2+2.json", "peer-4+3+1.json"], peers::table),
-    ("in-force", &["test.json"], lab::in_force),
+    ("in-force", &["test-long.json"], lab::in_force),
     ("ramps", &["test-long.json"], lab::ramps),
     ("qemu-ramps", &["test-long.json"], lab::qemu_ramps),
     ("contended-ways", &["test-long.json"], lab::contended_ways),

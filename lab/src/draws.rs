@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Scenarios that judge samples: times, shares, or frequencies at moments that they don't choose.
+//!
+//! A run repeats exactly, so a pause before a scenario makes another draw of what depends on chance.
+//! Each such scenario is drawn [`DRAWS`] times, whatever the draws say. One rule judges each of its
+//! tests: it holds if it held in all draws but one. The bench judges medians over repeats of its
+//! own, and is drawn once.
+
+use crate::verdict::{Tried, Verdict};
+
+/// How often each is drawn.
+pub const DRAWS: usize = 3;
+
+/// The pauses before the draws differ by this. Not a multiple of a tick.
+pub const LATER_US: u64 = 1_300;
+
+/// What came of all draws: the tests of each. A draw whose host failed has none of them, and counts
+/// as one in which nothing held.
+pub fn judged(draws: &[Vec<Tried>]) -> Vec<Tried> {
+    let mut names: Vec<&str> = Vec::new();
+    for one in draws.iter().flatten() {
+        if !names.contains(&&*one.name) {
+            names.push(&one.name);
+        }
+    }
+    let all = names.into_iter().map(|name| of_one(name, draws));
+    all.collect()
+}
+
+fn of_one(name: &str, draws: &[Vec<Tried>]) -> Tried {
+    let of = |draw: &Vec<Tried>| draw.iter().find(|one| one.name == name).cloned();
+    let results: Vec<Option<Tried>> = draws.iter().map(of).collect();
+    let held = results.iter().flatten().filter(|one| one.held()).count();
+    let seen = results
+        .iter()
+        .enumerate()
+        .filter_map(|(number, one)| match one {
+            None => Some(format!("draw {}: no result", number + 1)),
+            Some(one) => match &one.verdict {
+                Verdict::Failed(seen) => Some(format!("draw {}: {seen}", number + 1)),
+                _ => None,
+            },
+        });
+    let seen: Vec<String> = seen.collect();
+    let name = format!("{name}: held in {held} of {} draws", draws.len());
+    Tried::new(name, held + 1 >= draws.len(), || seen.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: a test holds if it held in all draws but one; the report says in how many; a draw
+    //! whose host failed counts against each test.
+    use super::*;
+
+    fn draw(held: bool) -> Vec<Tried> {
+        vec![Tried::new("no-dip", held, || "2 dips".to_owned())]
+    }
+
+    #[test]
+    fn one_draw_may_fail() {
+        let tried = judged(&[draw(true), draw(false), draw(true)]);
+        assert_eq!(tried.len(), 1);
+        assert_eq!(tried[0].name, "no-dip: held in 2 of 3 draws");
+        assert_eq!(tried[0].verdict, Verdict::Passed);
+    }
+
+    #[test]
+    fn two_draws_may_not() {
+        let tried = judged(&[draw(false), draw(true), draw(false)]);
+        assert_eq!(tried[0].name, "no-dip: held in 1 of 3 draws");
+        let seen = "draw 1: 2 dips; draw 3: 2 dips";
+        assert_eq!(tried[0].verdict, Verdict::Failed(seen.to_owned()));
+    }
+
+    #[test]
+    fn a_draw_without_result_counts_as_failed() {
+        let tried = judged(&[draw(true), Vec::new(), draw(true)]);
+        assert_eq!(tried[0].verdict, Verdict::Passed);
+        let tried = judged(&[Vec::new(), draw(true), Vec::new()]);
+        let Verdict::Failed(seen) = &tried[0].verdict else {
+            panic!("{tried:?}");
+        };
+        assert!(seen.contains("draw 3: no result"), "{seen}");
+    }
+}
