@@ -85,7 +85,7 @@ impl Artifacts {
         let root = Root::prepare(&cache, repo, for_use)?;
         Known::read(repo)?.greet(&root)?;
         out::taken(root.taken()?);
-        let programs = cross::build(&cache, &root, repo)?;
+        let programs = cross::build(&cache, &root, repo, for_use)?;
         Ok(Self {
             cache,
             root,

@@ -13,20 +13,22 @@ use crate::child_output::{self, CARGO_BAR};
 use crate::kernel::ModuleSource;
 use crate::progress::{Step, above};
 use crate::root::Root;
+use crate::tree::Use;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
-/// What is built, with its features.
-const PROGRAMS: &[&str] = &[
+/// What is built.
+const PROGRAMS: [&str; 6] = [
     "-p",
     "vcpufreq",
     "-p",
     "vcpufreq-tests",
     "-p",
     "vcpufreq-load",
-    "--features",
-    "vcpufreq-tests/bpf",
 ];
+/// For the demo: an agent that has no other scenario.
+const DEMO: &[&str] = &["--no-default-features", "--features", "vcpufreq/bpf"];
+const TESTS: &[&str] = &["--features", "vcpufreq-tests/bpf"];
 
 /// What clippy looks at: all that is compiled for arm64, and its tests.
 const LINTED: &[&str] = &[
@@ -57,8 +59,8 @@ const SOURCE: ModuleSource = ModuleSource {
     ],
 };
 
-/// Builds the programs, statically; gives the folder that they are in.
-pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
+/// Builds the programs for this use, statically; gives the folder that they are in.
+pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: Use) -> Result<PathBuf> {
     let step = Step::start("programs for arm64");
     let crates = crates(cache, root, repo)?;
     let target = target(cache, root, repo)?;
@@ -68,7 +70,11 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path) -> Result<PathBuf> {
         .args(settings(&crates, &root.inside(&target)?))
         .args([CARGO, "build", "--release", "--locked", "--offline"])
         .args(["--target", TARGET])
-        .args(PROGRAMS);
+        .args(PROGRAMS)
+        .args(match for_use {
+            Use::Demo => DEMO,
+            Use::Tests => TESTS,
+        });
     let (built, text) = child_output::cargo(&mut command, &step)?;
     if !built {
         above(|| eprint!("{text}"));
@@ -152,7 +158,7 @@ pub fn lints(
 pub const HOST_FEATURES: [&str; 3] = [
     "--no-default-features",
     "--features",
-    "vcpufreq-device/kvm-ioctls",
+    "vcpufreq-device/kvm-ioctls,vcpufreq-tests/scenarios",
 ];
 
 /// The root's cargo.

@@ -106,8 +106,8 @@ fn without_cargo() {
 
 #[test]
 fn with_an_old_cargo() {
-    let programs = Programs::essential("old").cargo_that("echo 'cargo 1.65.0 (abc 2022-11-01)'");
-    assert_line(&programs.said("setup", "A", ""), "rustup update");
+    let programs = Programs::essential("old").cargo_that("echo 'cargo 1.84.1 (abc 2025-01-01)'");
+    assert_line(&programs.said("setup", "A", ""), "1.85 or later is needed");
 }
 
 #[test]
@@ -117,17 +117,6 @@ fn without_a_linker() {
         &programs.said("setup", "A", ""),
         "install a C compiler (Debian: apt install gcc libc6-dev)",
     );
-}
-
-#[test]
-fn without_clippy() {
-    // As rustup's minimal profile.
-    let does = format!(
-        "[ $1 != clippy ] || exit 1; exec '{}' \"$@\"",
-        env!("CARGO")
-    );
-    let programs = Programs::essential("clippy").cc().cargo_that(&does);
-    assert_line(&programs.said("test", "A", ""), "rustup component add");
 }
 
 #[test]

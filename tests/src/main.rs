@@ -6,6 +6,15 @@
 //! and powers off. In the guest it does what the host's scenario asks for,
 //! line by line over the console.
 
+#![cfg_attr(
+    not(feature = "scenarios"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "the demo's agent uses a part of the harness"
+    )
+)]
+
 mod harness;
 mod scenarios;
 

@@ -2,23 +2,35 @@
 //! The scenarios: each is a function from a settled host to a result, an
 //! object with `held` and what was counted.
 
+#[cfg(feature = "scenarios")]
 pub mod bench;
 #[cfg(feature = "bpf")]
 pub mod bpf;
 pub mod device;
+#[cfg(feature = "scenarios")]
 pub mod kills;
+#[cfg(feature = "scenarios")]
 pub mod kunit;
+#[cfg(feature = "scenarios")]
 pub mod models;
+#[cfg(feature = "scenarios")]
 pub mod paths;
+#[cfg(feature = "scenarios")]
 pub mod planted;
+#[cfg(feature = "scenarios")]
 pub mod qemu;
+#[cfg(feature = "scenarios")]
 pub mod rt;
 
 use anyhow::{Result, bail};
-use serde_json::{Value, json};
+use serde_json::Value;
+#[cfg(feature = "scenarios")]
+use serde_json::json;
 
+use crate::harness::fair_server;
 use crate::harness::plan::Plan;
-use crate::harness::{fair_server, uclamp};
+#[cfg(feature = "scenarios")]
+use crate::harness::uclamp;
 
 /// Carries out a scenario by name.
 pub fn run(name: &str, plan: &Plan) -> Result<Value> {
@@ -29,6 +41,19 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
 }
 
 fn scenario(name: &str, plan: &Plan) -> Result<Value> {
+    match name {
+        "demo" => device::demo::run(plan),
+        name => other(name, plan),
+    }
+}
+
+#[cfg(not(feature = "scenarios"))]
+fn other(_name: &str, _plan: &Plan) -> Result<Value> {
+    bail!("this agent has the demo alone")
+}
+
+#[cfg(feature = "scenarios")]
+fn other(name: &str, plan: &Plan) -> Result<Value> {
     #[cfg(feature = "bpf")]
     if let Some(result) = with_bpf(name, plan) {
         return result;
@@ -92,7 +117,6 @@ fn scenario(name: &str, plan: &Plan) -> Result<Value> {
         "rt-loop" => rt::periodic_loop::run(plan),
         "rt-settings" => rt::settings::run(plan),
         "rt-standard" => rt::standard::run(plan),
-        "demo" => device::demo::run(plan),
         "planted" => planted::run(),
         "kunit" => kunit::run(plan),
         _ if name.split(':').next() == Some("bench") => bench::program::run(plan, name),
@@ -112,6 +136,7 @@ fn with_bpf(name: &str, plan: &Plan) -> Option<Result<Value>> {
 }
 
 /// Whether clamps take effect on every CPU, after all that was done before.
+#[cfg(feature = "scenarios")]
 fn clamps() -> Result<Value> {
     let wrong = uclamp::cpus_that_disobey()?;
     Ok(json!({ "held": wrong.is_empty(), "cpus_that_disobey": wrong }))

@@ -1,25 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a guest gets of the device, and what the VMM does with it, whatever the path.
 
+#[cfg(feature = "scenarios")]
 pub mod bad_input;
+#[cfg(feature = "scenarios")]
 pub mod basics;
+#[cfg(feature = "scenarios")]
 pub mod default_run;
 pub mod demo;
+#[cfg(feature = "scenarios")]
 pub mod dips;
+#[cfg(feature = "scenarios")]
 pub mod domain;
+#[cfg(feature = "scenarios")]
 pub mod driver;
+#[cfg(feature = "scenarios")]
 pub mod failure;
+#[cfg(feature = "scenarios")]
 pub mod flood;
+#[cfg(feature = "scenarios")]
 pub mod guest_facts;
+#[cfg(feature = "scenarios")]
 pub mod hotplug;
+#[cfg(feature = "scenarios")]
 pub mod kill;
+#[cfg(feature = "scenarios")]
 pub mod many_vcpus;
+#[cfg(feature = "scenarios")]
 pub mod memory;
+#[cfg(feature = "scenarios")]
 pub mod no_uclamp;
 pub mod opps;
 #[cfg(target_arch = "aarch64")]
+#[cfg(feature = "scenarios")]
 pub mod sandbox;
+#[cfg(feature = "scenarios")]
 pub mod stats;
+#[cfg(feature = "scenarios")]
 pub mod systemd;
+#[cfg(feature = "scenarios")]
 pub mod thread_actuator;
+#[cfg(feature = "scenarios")]
 pub mod two_guests;
