@@ -27,8 +27,14 @@ const PROGRAMS: [&str; 6] = [
     "vcpufreq-load",
 ];
 /// For the demo: an agent that has no other scenario.
-const DEMO: &[&str] = &["--no-default-features", "--features", "vcpufreq/bpf"];
-const TESTS: &[&str] = &["--features", "vcpufreq-tests/bpf"];
+const DEMO: &[&str] = &[
+    "--profile",
+    "demo",
+    "--no-default-features",
+    "--features",
+    "vcpufreq/bpf",
+];
+const TESTS: &[&str] = &["--release", "--features", "vcpufreq-tests/bpf"];
 
 /// What clippy looks at: all that is compiled for arm64, and its tests.
 const LINTED: &[&str] = &[
@@ -68,7 +74,7 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: Use) -> Result<Pa
     command
         .args(["-C", "/src"])
         .args(settings(&crates, &root.inside(&target)?))
-        .args([CARGO, "build", "--release", "--locked", "--offline"])
+        .args([CARGO, "build", "--locked", "--offline"])
         .args(["--target", TARGET])
         .args(PROGRAMS)
         .args(match for_use {
@@ -81,7 +87,11 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: Use) -> Result<Pa
         bail!("building the programs for arm64 failed; its output is above");
     }
     step.done();
-    Ok(target.join(TARGET).join("release"))
+    let profile = match for_use {
+        Use::Demo => "demo",
+        Use::Tests => "release",
+    };
+    Ok(target.join(TARGET).join(profile))
 }
 
 /// clippy, rustdoc and rustfmt on all sources, for this machine and for arm64, with the features that

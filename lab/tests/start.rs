@@ -14,7 +14,7 @@ use std::process::Command;
 
 /// What every Debian has that the script calls.
 const ESSENTIAL: &[&str] = &[
-    "cut", "dirname", "echo", "find", "head", "printf", "sed", "sort", "tail",
+    "cut", "date", "dirname", "echo", "find", "head", "printf", "sed", "sort", "tail",
 ];
 
 /// A folder with programs, to be the whole PATH.
