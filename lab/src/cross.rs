@@ -128,20 +128,22 @@ pub fn lints(
     };
     let locked = ["--locked", "--offline"];
     let arm = ["--release", "--target", TARGET];
+    // Named, so that the flags for static programs are not those of macros, which cargo loads.
+    let here = ["--target", "x86_64-unknown-linux-gnu"];
     let clippy = ["/usr/bin/cargo-clippy", "clippy", locked[0], locked[1]];
     let doc = [CARGO, "doc", locked[0], locked[1], "--no-deps"];
-    let all = [&["--workspace"], &HOST_FEATURES[..]].concat();
+    let all = [&["--workspace"][..], &here, &HOST_FEATURES].concat();
     let device = ["-p", "vcpufreq-device", "--no-default-features"];
     let bpf = ["-p", "vcpufreq-host-bpf", "--features", "load"];
     let runs = [
         ("clippy", [&clippy[..], &all, &["--all-targets"]].concat()),
         (
             "clippy of the device without features",
-            [&clippy[..], &device].concat(),
+            [&clippy[..], &here, &device].concat(),
         ),
         (
             "clippy of the device with feature host",
-            [&clippy[..], &device, &["--features", "host"]].concat(),
+            [&clippy[..], &here, &device, &["--features", "host"]].concat(),
         ),
         (
             "clippy for arm64 with BPF",
