@@ -10,7 +10,7 @@ use crate::cache::{Cache, key};
 use crate::cross;
 use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
-use crate::known::Known;
+use crate::known::KnownVersions;
 use crate::out;
 use crate::progress::Step;
 use crate::root::Root;
@@ -83,7 +83,7 @@ impl Artifacts {
         let cache = Cache::open()?;
         cache.prune_runs()?;
         let root = Root::prepare(&cache, repo, for_use)?;
-        Known::read(repo)?.greet(&root)?;
+        KnownVersions::read(repo)?.greet(&root)?;
         out::taken(root.taken()?);
         let programs = cross::build(&cache, &root, repo, for_use)?;
         Ok(Self {

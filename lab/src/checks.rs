@@ -10,7 +10,7 @@ use crate::artifacts::Artifacts;
 use crate::child_output::{self, CARGO_BAR, machine_cargo, output};
 use crate::cross::{self, HOST_FEATURES};
 use crate::kernel_source;
-use crate::known::Known;
+use crate::known::KnownVersions;
 use crate::progress::{Step, above};
 use crate::supply;
 use crate::verdict::{Tried, Verdict, tell};
@@ -18,7 +18,7 @@ use crate::verdict::{Tried, Verdict, tell};
 /// Formatting, lints, dependencies.
 pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let (cache, root) = artifacts.tools();
-    let known = Known::read(repo)?;
+    let known = KnownVersions::read(repo)?;
     let compiler = root.version("rustc")?;
     let strict = known.rustc.contains(&compiler);
     let mut tried = Vec::new();
@@ -44,7 +44,7 @@ pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
 
 /// clippy of this machine, where it has one. That of another version than those which the project is
 /// kept clean with has other lints: it is heard, and decides nothing.
-fn machine_lints(known: &Known, repo: &Path) -> Result<Option<Tried>> {
+fn machine_lints(known: &KnownVersions, repo: &Path) -> Result<Option<Tried>> {
     let mut version = machine_cargo();
     let (there, text) = output(version.args(["clippy", "--version"]).current_dir(repo))?;
     if !there {

@@ -14,7 +14,7 @@ use crate::root::Root;
 /// Upstream versions of each.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Known {
+pub struct KnownVersions {
     /// Compilers whose warnings are errors.
     pub rustc: Vec<String>,
     /// Kernels of hosts and guests.
@@ -25,7 +25,7 @@ pub struct Known {
     pub libbpf: Vec<String>,
 }
 
-impl Known {
+impl KnownVersions {
     /// The table of this checkout.
     pub fn read(repo: &Path) -> Result<Self> {
         let path = repo.join("lab/known.toml");
@@ -61,30 +61,10 @@ fn unknown(what: &str, version: &str, known: &[String]) -> Option<String> {
     })
 }
 
-/// `1:11.1.3+ds-1~bpo13+1` is 11.1.3: without epoch, and without what Debian adds.
-pub fn upstream(version: &str) -> &str {
-    let version = version
-        .split_once(':')
-        .map_or(version, |(_, version)| version);
-    version.split(['+', '-', '~']).next().unwrap_or(version)
-}
-
 #[cfg(test)]
 mod tests {
-    //! Promises: a version is told from what Debian adds; one that isn't in the table is named.
+    //! Promise: a version that isn't in the table is named.
     use super::*;
-
-    #[test]
-    fn upstream_versions_are_told_from_debians() {
-        for (debian, version) in [
-            ("1:11.1.3+ds-1~bpo13+1", "11.1.3"),
-            ("1.85.1+dfsg1-1+deb13u1", "1.85.1"),
-            ("1:1.5.0-3", "1.5.0"),
-            ("7.3.4-1~bpo13+1", "7.3.4"),
-        ] {
-            assert_eq!(upstream(debian), version);
-        }
-    }
 
     #[test]
     fn another_version_is_named() {

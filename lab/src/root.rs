@@ -15,7 +15,6 @@ use anyhow::{Context, Result};
 use crate::cache::Cache;
 use crate::child_output;
 use crate::choice::{Choice, Part};
-use crate::known;
 use crate::namespace::{self, Users};
 use crate::tree::{self, Taken, Use};
 
@@ -70,7 +69,7 @@ impl Root {
     /// The upstream version of a package of the tree.
     pub fn version(&self, package: &str) -> Result<String> {
         let version = tree::version(&self.dir, package)?;
-        Ok(known::upstream(&version).to_owned())
+        Ok(tree::upstream(&version).to_owned())
     }
 
     /// Apt's preferences that the tree was made with.

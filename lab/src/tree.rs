@@ -338,7 +338,7 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
     let mmdebstrap = apt.mmdebstrap()?;
     let sources = apt.sources(SUITE)?;
     let names = owned(&[PACKAGES, TESTS, PROGRAMS].concat());
-    let order = Order {
+    let order = PackageOrder {
         sources: &sources,
         names: &names,
         installed: &wanted,
@@ -380,7 +380,7 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
 }
 
 /// What is to be chosen from where.
-pub struct Order<'a> {
+pub struct PackageOrder<'a> {
     /// Lines of a sources.list.
     pub sources: &'a [String],
     /// Packages whose versions have to agree.
@@ -393,7 +393,7 @@ pub struct Order<'a> {
 /// it does several times a day.
 pub fn settle(
     dir: &Path,
-    order: &Order<'_>,
+    order: &PackageOrder<'_>,
     mut work: impl FnMut(&Archive, &Choice) -> Result<()>,
 ) -> Result<Choice> {
     let (before, failed) = match attempt(dir, order, &mut work)? {
@@ -413,7 +413,7 @@ type Attempt = (Archive, Choice, Result<()>);
 
 fn attempt(
     dir: &Path,
-    order: &Order<'_>,
+    order: &PackageOrder<'_>,
     work: &mut impl FnMut(&Archive, &Choice) -> Result<()>,
 ) -> Result<Attempt> {
     remove_tree(dir)?;
@@ -456,4 +456,30 @@ fn complete(dir: &Path) -> Result<()> {
     bootstrap::run(&mut command, &dir.join("add.log"), &step)?;
     step.done();
     Ok(())
+}
+
+/// `1:11.1.3+ds-1~bpo13+1` is 11.1.3: without epoch, and without what Debian adds.
+pub fn upstream(version: &str) -> &str {
+    let version = version
+        .split_once(':')
+        .map_or(version, |(_, version)| version);
+    version.split(['+', '-', '~']).next().unwrap_or(version)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: a version is told from what Debian adds.
+    use super::*;
+
+    #[test]
+    fn upstream_versions_are_told_from_debians() {
+        for (debian, version) in [
+            ("1:11.1.3+ds-1~bpo13+1", "11.1.3"),
+            ("1.85.1+dfsg1-1+deb13u1", "1.85.1"),
+            ("1:1.5.0-3", "1.5.0"),
+            ("7.3.4-1~bpo13+1", "7.3.4"),
+        ] {
+            assert_eq!(upstream(debian), version);
+        }
+    }
 }

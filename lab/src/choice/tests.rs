@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{ARCHITECTURES, Archive, Choice, Part};
 use crate::child_output::{output, quietly};
-use crate::tree::{Order, settle};
+use crate::tree::{PackageOrder, settle};
 
 const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 const KERNEL: &str = "7.3.4+deb13";
@@ -324,7 +324,7 @@ fn what_is_gone_between_list_and_fetch_is_looked_for_anew() {
         archive.library(1, "2", &ARCHITECTURES);
         let sources = archive.write();
         let names = wanted();
-        let order = Order {
+        let order = PackageOrder {
             sources: &sources,
             names: &names,
             installed: &installed,
