@@ -109,6 +109,21 @@ impl Archive {
         Ok(())
     }
 
+    /// The version of each of these packages (`NAME:ARCHITECTURE`) that apt would take.
+    pub fn candidates(&self, packages: &[String]) -> Result<Vec<(String, String)>> {
+        let mut found = Vec::new();
+        for package in packages {
+            let mut policy = self.apt("apt-cache");
+            let (held, text) = output(policy.args(["policy", package]))?;
+            let mut lines = text.lines();
+            let version = lines.find_map(|line| line.trim().strip_prefix("Candidate: "));
+            let version = version.filter(|_| held);
+            let version = version.with_context(|| format!("apt knows no {package}"))?;
+            found.push((package.clone(), version.to_owned()));
+        }
+        Ok(found)
+    }
+
     fn read(&self) -> Result<Vec<Listed>> {
         let mut targets = self.apt("apt-get");
         targets.args(["indextargets", "--format"]);

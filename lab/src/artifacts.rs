@@ -14,7 +14,7 @@ use crate::known::KnownVersions;
 use crate::out;
 use crate::progress::Step;
 use crate::root::Root;
-use crate::tree::Use;
+use crate::tree::RootUse;
 use crate::{board, debian, libvirt, own_kernel, qemu, systemd, tools};
 
 pub const HOST_MODULES: ModuleSource = ModuleSource {
@@ -47,7 +47,7 @@ pub struct Artifacts {
     /// The toolchain root.
     pub root: Root,
     /// What that is for.
-    pub for_use: Use,
+    pub for_use: RootUse,
     repo: PathBuf,
     programs: PathBuf,
 }
@@ -79,7 +79,7 @@ pub struct HostContents<'a> {
 
 impl Artifacts {
     /// Prepares everything that runs need.
-    pub fn prepare(repo: &Path, for_use: Use) -> Result<Self> {
+    pub fn prepare(repo: &Path, for_use: RootUse) -> Result<Self> {
         let cache = Cache::open()?;
         cache.prune_runs()?;
         let root = Root::prepare(&cache, repo, for_use)?;
@@ -132,7 +132,7 @@ impl Artifacts {
         if let Some(crosvm) = guest.crosvm {
             archive.program("bin/crosvm", crosvm)?;
         }
-        if self.for_use == Use::Tests {
+        if self.for_use == RootUse::Tests {
             for object in bpf_objects(&self.cache, &self.root, &self.repo)? {
                 let name = object.file_name().and_then(|name| name.to_str());
                 let name = name.context("object name")?;
@@ -175,7 +175,7 @@ impl Artifacts {
     fn guest_initramfs(&self, kernel: &Kernel, tools: bool) -> Result<Vec<u8>> {
         let mut archive = self.base(kernel, tools, &[])?;
         add_modules(&mut archive, &self.guest_driver(kernel)?)?;
-        if self.for_use == Use::Tests {
+        if self.for_use == RootUse::Tests {
             let mainline = kernel.mainline_driver(&self.cache, &self.root)?;
             add_modules(&mut archive, &mainline)?;
         }
@@ -196,7 +196,7 @@ impl Artifacts {
         ] {
             self.add_own_module(&mut archive, kernel, path)?;
         }
-        if self.for_use == Use::Demo {
+        if self.for_use == RootUse::Demo {
             return Ok(archive);
         }
         let mut programs = [programs, &["bin/rt-app"]].concat();

@@ -11,7 +11,7 @@ use anyhow::Result;
 
 use crate::artifacts::Artifacts;
 use crate::check_cache::{Check, CheckPlace};
-use crate::choice::Part;
+use crate::choice::RootPart;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::kernel_source;
 use crate::verdict::{Tried, Verdict, tell};
@@ -166,7 +166,7 @@ fn driver_tests(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
         artifacts,
         repo,
     );
-    if let Some(why) = artifacts.root.lacks(Part::X86Guest) {
+    if let Some(why) = artifacts.root.lacks(RootPart::X86Guest) {
         tried.push(Tried::skipped("guest-driver: guests for x86-64", why));
         return Ok(tried);
     }

@@ -24,7 +24,7 @@ const BACKPORTS: &str = "-backports";
 
 /// What the lab does without if the archive lacks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Part {
+pub enum RootPart {
     /// The kernel with PREEMPT_RT.
     RtKernel,
     /// The guest for x86-64, of the guest driver's tests.
@@ -45,7 +45,7 @@ pub struct Choice {
     /// What can't agree, and what is taken instead: a line each.
     pub differences: Vec<String>,
     /// Why a part isn't there.
-    pub lacks: BTreeMap<Part, String>,
+    pub lacks: BTreeMap<RootPart, String>,
 }
 
 impl Choice {
@@ -79,10 +79,26 @@ impl Choice {
 
     /// The same with PREEMPT_RT.
     pub fn rt_packages(&self) -> Vec<String> {
-        let lacks = self.lacks.contains_key(&Part::RtKernel);
+        let lacks = self.lacks.contains_key(&RootPart::RtKernel);
         match lacks {
             true => Vec::new(),
             false => names(RT_KERNEL, &self.kernel, "arm64"),
+        }
+    }
+
+    /// Stable's own kernel.
+    pub fn old_packages(&self) -> Vec<String> {
+        let release = self.old_kernel.iter();
+        release
+            .flat_map(|release| names(ARM64_KERNEL, release, "arm64"))
+            .collect()
+    }
+
+    /// The kernel for x86-64, of the same version.
+    pub fn x86_packages(&self) -> Vec<String> {
+        match self.lacks.contains_key(&RootPart::X86Guest) {
+            true => Vec::new(),
+            false => names(X86_KERNEL, &self.kernel, "amd64"),
         }
     }
 
@@ -122,11 +138,11 @@ impl Choice {
         };
         let parts = [
             (
-                Part::RtKernel,
+                RootPart::RtKernel,
                 (RT_KERNEL, "arm64"),
                 "with PREEMPT_RT for arm64",
             ),
-            (Part::X86Guest, (X86_KERNEL, "amd64"), "for amd64"),
+            (RootPart::X86Guest, (X86_KERNEL, "amd64"), "for amd64"),
         ];
         let whole = |release: &&String| parts.iter().all(|(_, part, _)| has(release, *part));
         let mut bootable = releases.iter().filter(boots);
@@ -163,7 +179,7 @@ impl Choice {
         self.old_kernel = old.iter().find(boots).cloned();
         if self.old_kernel.is_none() {
             let why = format!("{} has no kernel for arm64 that is whole", lists.suite);
-            self.lacks.insert(Part::OldKernel, why);
+            self.lacks.insert(RootPart::OldKernel, why);
         }
         self.differences.extend(self.lacks.values().cloned());
         Ok(())

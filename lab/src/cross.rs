@@ -13,7 +13,7 @@ use crate::child_output::{self, CARGO_BAR};
 use crate::kernel::ModuleSource;
 use crate::progress::{Step, above};
 use crate::root::Root;
-use crate::tree::Use;
+use crate::tree::RootUse;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
@@ -66,7 +66,7 @@ const SOURCE: ModuleSource = ModuleSource {
 };
 
 /// Builds the programs for this use, statically; gives the folder that they are in.
-pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: Use) -> Result<PathBuf> {
+pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: RootUse) -> Result<PathBuf> {
     let step = Step::start("programs for arm64");
     let crates = crates(cache, root, repo)?;
     let target = target(cache, root, repo)?;
@@ -78,8 +78,8 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: Use) -> Result<Pa
         .args(["--target", TARGET])
         .args(PROGRAMS)
         .args(match for_use {
-            Use::Demo => DEMO,
-            Use::Tests => TESTS,
+            RootUse::Demo => DEMO,
+            RootUse::Tests => TESTS,
         });
     let (built, text) = child_output::cargo(&mut command, &step)?;
     if !built {
@@ -88,8 +88,8 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: Use) -> Result<Pa
     }
     step.done();
     let profile = match for_use {
-        Use::Demo => "demo",
-        Use::Tests => "release",
+        RootUse::Demo => "demo",
+        RootUse::Tests => "release",
     };
     Ok(target.join(TARGET).join(profile))
 }

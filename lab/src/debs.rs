@@ -22,7 +22,7 @@ use crate::install_check;
 use crate::progress::{Step, above};
 use crate::root::Root;
 use crate::supply;
-use crate::tree::Use;
+use crate::tree::RootUse;
 use crate::verdict::{Counts, Tried, tell};
 
 /// Measured, in MiB.
@@ -103,7 +103,7 @@ pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
             return Ok(false);
         }
     }
-    let root = Root::prepare(&cache, repo, Use::Tests)?;
+    let root = Root::prepare(&cache, repo, RootUse::Tests)?;
     let crates = cross::crates(&cache, &root, repo)?;
     install_check::prepare(&cache)?;
     arm_check::prepare(&cache, &root, repo)?;

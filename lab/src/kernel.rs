@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache::{Cache, key};
-use crate::choice::Part;
+use crate::choice::RootPart;
 use crate::kernel_source;
 use crate::progress::Step;
 use crate::root::Root;
@@ -29,10 +29,10 @@ pub enum Flavor {
 
 impl Flavor {
     /// The part of the root that has it, if the root may be without.
-    pub fn part(self) -> Option<Part> {
+    pub fn part(self) -> Option<RootPart> {
         match self {
-            Self::Rt => Some(Part::RtKernel),
-            Self::Old => Some(Part::OldKernel),
+            Self::Rt => Some(RootPart::RtKernel),
+            Self::Old => Some(RootPart::OldKernel),
             Self::Standard | Self::Checked | Self::Kcsan => None,
         }
     }

@@ -51,6 +51,7 @@ mod shell_check;
 mod suite;
 mod supply;
 mod systemd;
+mod taken;
 mod tools;
 mod topology;
 mod tree;
@@ -146,12 +147,12 @@ fn dispatch(command: LabCommand) -> Result<bool> {
     let for_use = match command {
         LabCommand::Demo {
             vmm: qemu::GuestVmm::Vcpufreq,
-        } => tree::Use::Demo,
-        _ => tree::Use::Tests,
+        } => tree::RootUse::Demo,
+        _ => tree::RootUse::Tests,
     };
     let artifacts = artifacts::Artifacts::prepare(&repo, for_use)?;
     let named = match &command {
-        LabCommand::Demo { .. } if for_use == tree::Use::Demo => Some("make demo"),
+        LabCommand::Demo { .. } if for_use == tree::RootUse::Demo => Some("make demo"),
         LabCommand::Bench { scenarios, .. } if scenarios.is_empty() => Some("make bench"),
         LabCommand::Test {
             long: false,

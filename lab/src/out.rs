@@ -11,13 +11,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::tree::Taken;
+use crate::taken::TakenPackage;
 
 /// The packages of Debian that this run's results come with.
-static TAKEN: OnceLock<Vec<Taken>> = OnceLock::new();
+static TAKEN: OnceLock<Vec<TakenPackage>> = OnceLock::new();
 
 /// Tells which packages the results of this run come with.
-pub fn taken(packages: Vec<Taken>) {
+pub fn taken(packages: Vec<TakenPackage>) {
     // A process has one root.
     let _ = TAKEN.set(packages);
 }

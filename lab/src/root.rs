@@ -14,9 +14,10 @@ use anyhow::{Context, Result};
 
 use crate::cache::Cache;
 use crate::child_output;
-use crate::choice::{Choice, Part};
+use crate::choice::{Choice, RootPart};
 use crate::namespace::{self, Users};
-use crate::tree::{self, Taken, Use};
+use crate::taken::{self, TakenPackage};
+use crate::tree::{self, RootUse};
 
 /// A toolchain root that is ready.
 #[derive(Debug, Clone)]
@@ -30,7 +31,7 @@ pub struct Root {
 
 impl Root {
     /// The root for this use; makes or completes it.
-    pub fn prepare(cache: &Cache, repo: &Path, for_use: Use) -> Result<Self> {
+    pub fn prepare(cache: &Cache, repo: &Path, for_use: RootUse) -> Result<Self> {
         let (dir, made) = tree::prepare(cache, for_use)?;
         Ok(Self {
             made,
@@ -57,19 +58,19 @@ impl Root {
     }
 
     /// Why a part isn't there.
-    pub fn lacks(&self, part: Part) -> Option<&str> {
+    pub fn lacks(&self, part: RootPart) -> Option<&str> {
         self.choice.lacks.get(&part).map(String::as_str)
     }
 
     /// The packages that the lab asks for, as they were taken.
-    pub fn taken(&self) -> Result<Vec<Taken>> {
-        tree::taken(self.dir.parent().context("a tree's folder")?)
+    pub fn taken(&self) -> Result<Vec<TakenPackage>> {
+        taken::taken(self.dir.parent().context("a tree's folder")?)
     }
 
     /// The upstream version of a package of the tree.
     pub fn version(&self, package: &str) -> Result<String> {
-        let version = tree::version(&self.dir, package)?;
-        Ok(tree::upstream(&version).to_owned())
+        let version = taken::version(&self.dir, package)?;
+        Ok(taken::upstream(&version).to_owned())
     }
 
     /// Apt's preferences that the tree was made with.

@@ -6,13 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use serde::{Deserialize, Serialize};
 
 use crate::apt::Apt;
-use crate::archive::{ARCHITECTURES, Archive, of};
+use crate::archive::{Archive, of};
 use crate::bootstrap;
 use crate::cache::{Cache, key, remove_tree};
-use crate::choice::{Choice, Part};
+use crate::choice::Choice;
 use crate::namespace::{self, Users};
 use crate::progress::{Step, above};
 
@@ -118,7 +117,7 @@ const ADD: &str = r#"
         apt-get -o Dir::State::status="$tree/var/lib/dpkg/status" -o Dir::Cache::archives="$archives" \
             -o Dir::State::extended_states="$tree/var/lib/apt/extended_states" \
             -o Dir::Bin::dpkg=env -o DPkg::Options::=--unset=TMPDIR -o DPkg::Options::=dpkg \
-            -o DPkg::Chroot-Directory="$tree" -o DPkg::Use-Pty=false --yes "$@" install $install
+            -o DPkg::Chroot-Directory="$tree" -o DPkg::RootUse-Pty=false --yes "$@" install $install
     }
     echo 'I: fetching...'
     into_tree --download-only
@@ -168,24 +167,11 @@ const ADD: &str = r#"
 
 /// What a root is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum RootUse {
     /// The demo, and what boots as it does.
     Demo,
     /// All.
     Tests,
-}
-
-/// A package of the tree.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Taken {
-    /// Of the package.
-    pub name: String,
-    /// Its version.
-    pub version: String,
-    /// The suite that has it, by the archive's lists.
-    pub suite: String,
-    /// Its architecture.
-    pub architecture: String,
 }
 
 /// The hook of mmdebstrap that takes apt's preferences from this file.
@@ -206,16 +192,15 @@ pub fn id() -> String {
     key(parts.map(str::as_bytes))
 }
 
-/// The folder of the tree for this use; makes or completes it.
-/// And whether this call has made it.
-pub fn prepare(cache: &Cache, for_use: Use) -> Result<(PathBuf, bool)> {
+/// Makes or completes the tree for this use: its folder, and whether this call has made it.
+pub fn prepare(cache: &Cache, for_use: RootUse) -> Result<(PathBuf, bool)> {
     let name = id();
     let mut made = false;
     let dir = cache.entry("root", &name, |to| {
         made = true;
         make(cache, to)
     })?;
-    if for_use == Use::Demo || dir.join("complete").exists() {
+    if for_use == RootUse::Demo || dir.join("complete").exists() {
         return Ok((dir, made));
     }
     let _lock = cache.lock("root-tests")?;
@@ -234,6 +219,7 @@ pub fn prepare(cache: &Cache, for_use: Use) -> Result<(PathBuf, bool)> {
         let before = dir.with_extension("before");
         remove_tree(&before)?;
         fs::rename(&dir, &before)?;
+        made = true;
         if let Err(error) = cache.entry("root", &name, |to| make(cache, to)) {
             if !broken {
                 fs::rename(&before, &dir)?;
@@ -253,52 +239,12 @@ pub fn choice(dir: &Path) -> Result<Choice> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// The packages of the tree that the lab asks for by name, as they were taken.
-pub fn taken(dir: &Path) -> Result<Vec<Taken>> {
-    let wanted = wanted(&choice(dir)?);
-    let archive = Archive::kept(&dir.join("apt"))?;
-    let packages = installed(&dir.join("tree"))?.into_iter().filter(|one| {
-        ARCHITECTURES.iter().any(|architecture| {
-            let fits = one.architecture == *architecture || one.architecture == "all";
-            fits && wanted.contains(&of(&one.name, architecture))
-        })
-    });
-    let with_suites = packages.map(|one| {
-        let mut listed = archive.listed.iter();
-        let listed = listed.find(|other| other.name == one.name && other.version == one.version);
-        let suite = listed.map_or("unknown", |listed| &listed.suite).to_owned();
-        Taken { suite, ..one }
-    });
-    Ok(with_suites.collect())
-}
-
-/// The version of a package of this tree.
-pub fn version(tree: &Path, package: &str) -> Result<String> {
-    let mut installed = installed(tree)?.into_iter();
-    let found = installed.find(|one| one.name == package);
-    Ok(found
-        .with_context(|| format!("the toolchain root has no {package}"))?
-        .version)
-}
-
-/// What dpkg has installed, without its suite.
-fn installed(tree: &Path) -> Result<Vec<Taken>> {
-    let status = tree.join("var/lib/dpkg/status");
-    let status = fs::read_to_string(&status).with_context(|| status.display().to_string())?;
-    let field = |package: &str, name: &str| {
-        let mut lines = package.lines();
-        let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-        line.map(str::to_owned)
-    };
-    let packages = status.split("\n\n").filter_map(|package| {
-        Some(Taken {
-            name: field(package, "Package")?,
-            version: field(package, "Version")?,
-            suite: String::new(),
-            architecture: field(package, "Architecture")?,
-        })
-    });
-    Ok(packages.collect())
+/// What [`ADD`] unpacks and doesn't install.
+pub fn unpacked(choice: &Choice) -> Vec<String> {
+    let mut packages = owned(PROGRAMS);
+    packages.extend(choice.old_packages());
+    packages.extend(choice.x86_packages());
+    packages
 }
 
 fn owned(packages: &[&str]) -> Vec<String> {
@@ -306,7 +252,7 @@ fn owned(packages: &[&str]) -> Vec<String> {
 }
 
 /// All that is installed for the tests.
-fn wanted(choice: &Choice) -> Vec<String> {
+pub fn wanted(choice: &Choice) -> Vec<String> {
     let source = source(&choice.kernel);
     [
         owned(PACKAGES),
@@ -437,7 +383,7 @@ fn complete(dir: &Path) -> Result<()> {
     let choice = choice(dir)?;
     let step = Step::start("toolchain root, for the tests");
     step.tell("about 400 MB to fetch, 2 to 4 minutes");
-    let x86 = match choice.lacks.contains_key(&Part::X86Guest) {
+    let x86 = match choice.x86_packages().is_empty() {
         true => "",
         false => &choice.kernel,
     };
@@ -456,30 +402,4 @@ fn complete(dir: &Path) -> Result<()> {
     bootstrap::run(&mut command, &dir.join("add.log"), &step)?;
     step.done();
     Ok(())
-}
-
-/// `1:11.1.3+ds-1~bpo13+1` is 11.1.3: without epoch, and without what Debian adds.
-pub fn upstream(version: &str) -> &str {
-    let version = version
-        .split_once(':')
-        .map_or(version, |(_, version)| version);
-    version.split(['+', '-', '~']).next().unwrap_or(version)
-}
-
-#[cfg(test)]
-mod tests {
-    //! Promise: a version is told from what Debian adds.
-    use super::*;
-
-    #[test]
-    fn upstream_versions_are_told_from_debians() {
-        for (debian, version) in [
-            ("1:11.1.3+ds-1~bpo13+1", "11.1.3"),
-            ("1.85.1+dfsg1-1+deb13u1", "1.85.1"),
-            ("1:1.5.0-3", "1.5.0"),
-            ("7.3.4-1~bpo13+1", "7.3.4"),
-        ] {
-            assert_eq!(upstream(debian), version);
-        }
-    }
 }

@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Result, anyhow, ensure};
 use sha2::{Digest, Sha256};
 
-use super::{ARCHITECTURES, Archive, Choice, Part};
+use super::{ARCHITECTURES, Archive, Choice, RootPart};
 use crate::child_output::{output, quietly};
 use crate::tree::{PackageOrder, settle};
 
@@ -222,7 +222,7 @@ fn what_is_in_step_is_taken_from_backports() {
         (KERNEL, 1),
         "{choice:?}"
     );
-    assert!(choice.lacks.contains_key(&Part::OldKernel));
+    assert!(choice.lacks.contains_key(&RootPart::OldKernel));
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn a_kernel_that_lags_costs_what_needs_it() {
     archive.kernel(1, "8.1.2+deb13", "8.1.2-1", &["arm64"]);
     let (choice, _) = archive.settled();
     assert_eq!(choice.kernel, "8.1.2+deb13");
-    let why = &choice.lacks[&Part::X86Guest];
+    let why = &choice.lacks[&RootPart::X86Guest];
     assert!(
         why.contains("8.1.2+deb13 for arm64, for amd64 none"),
         "{why}"
