@@ -4,7 +4,7 @@
 //! alone.
 
 use std::os::fd::AsFd as _;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
@@ -108,37 +108,52 @@ const POLICIES: [(i32, i32, i32); 5] = [
     (libc::SCHED_OTHER, 0, 5),
 ];
 const CHANGES: usize = 5_000;
+/// And clamps meanwhile, at least.
+const CLAMPS: u64 = 1_000;
 
-/// chrt and renice, while the vCPU's group is clamped as fast as it can: no clamp is refused.
+/// chrt and renice, while the vCPU's group is clamped as fast as it can: no clamp is refused. Each
+/// goes on until both have been at work.
 fn policy(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
     let group = ClampGroup::with_current("policy")?;
     let module = HostModule::open(1, 1)?;
     module.bind(0, group.min.as_fd(), group.max.as_fd())?;
     let tid = nix::unistd::gettid().as_raw();
-    let done = AtomicBool::new(false);
+    let (changes, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let changing = scope.spawn(|| {
-            let changed = change(tid);
-            done.store(true, SeqCst);
-            changed
+        let changing = scope.spawn(|| change(tid, &changes, &done));
+        let clamped = clamp_until(vcpu, || {
+            let clamps = module.applied(0)?.applied;
+            Ok(changing.is_finished() || (changes.load(SeqCst) >= CHANGES && clamps >= CLAMPS))
         });
-        while !done.load(SeqCst) {
-            vcpu.vm.run(stores(100, FROM_KHZ, STEP_KHZ), |_, _| ())?;
-        }
-        changing.join().map_err(|_| anyhow!("chrt panicked"))?
+        done.store(true, SeqCst);
+        let changed = changing.join().map_err(|_| anyhow!("chrt panicked"))?;
+        clamped.and(changed)
     })?;
     set_policy_of(tid, (libc::SCHED_OTHER, 0, 0))?;
     let applied = module.applied(0)?;
-    let held = applied.refused == 0 && applied.applied > 1_000;
+    let held = applied.refused == 0;
     let row = json!({
-        "changes": CHANGES,
+        "changes": changes.into_inner(),
         "clamps": applied.applied, "refused": applied.refused, "errno": applied.last_errno,
     });
     Ok((held, row))
 }
 
-fn change(tid: i32) -> Result<()> {
+fn clamp_until(vcpu: &mut TinyVcpu, enough: impl Fn() -> Result<bool>) -> Result<()> {
+    while !enough()? {
+        vcpu.vm.run(stores(100, FROM_KHZ, STEP_KHZ), |_, _| ())?;
+    }
+    Ok(())
+}
+
+fn change(tid: i32, changes: &AtomicUsize, done: &AtomicBool) -> Result<()> {
     load::pin(1)?;
-    let mut all = POLICIES.into_iter().cycle().take(CHANGES);
-    all.try_for_each(|wanted| set_policy_of(tid, wanted))
+    for wanted in POLICIES.into_iter().cycle() {
+        if done.load(SeqCst) {
+            break;
+        }
+        set_policy_of(tid, wanted)?;
+        changes.fetch_add(1, SeqCst);
+    }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reads that don't leave the guest and writes that don't leave the kernel: their effect, and their
-//! cost for the vCPU. On a host without uclamp reads are the same, and requests are counted.
+//! Reads that don't leave the guest and writes that don't leave the kernel: their effect. Their cost
+//! for the vCPU is reported; `paths` has its bounds. On a host without uclamp reads are the same, and
+//! requests are counted.
 
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
@@ -49,18 +50,11 @@ fn loads(address: u64) -> Deed {
 
 /// `MANY` reads, beside as many loads from the guest's memory.
 fn reads(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
-    let (_, mut load_ns) = vcpu.timed(loads(RAM), |_, _| ())?;
-    let (mut outcome, mut read_ns) = vcpu.timed(loads(BASE), |_, _| ())?;
-    // The host's own work on another pCPU takes half of the emulated time.
-    for _ in 0..2 {
-        load_ns = load_ns.min(vcpu.timed(loads(RAM), |_, _| ())?.1);
-        let (again, ns) = vcpu.timed(loads(BASE), |_, _| ())?;
-        outcome.exits += again.exits;
-        read_ns = read_ns.min(ns);
-    }
+    let (_, load_ns) = vcpu.timed(loads(RAM), |_, _| ())?;
+    let (outcome, read_ns) = vcpu.timed(loads(BASE), |_, _| ())?;
     let (read, khz) = read_beside_host(vcpu)?;
     let trapped = vcpu.counters()?.reads;
-    let held = outcome.exits == 0 && trapped == 0 && read == khz && read_ns * 10 <= load_ns * 12;
+    let held = outcome.exits == 0 && trapped == 0 && read == khz;
     let row = json!({
         "exits": outcome.exits, "trapped": trapped, "read_khz": read, "host_khz": khz,
         "load_virtual_ns": load_ns, "read_virtual_ns": read_ns,
@@ -151,9 +145,7 @@ fn writes(vcpu: &mut TinyVcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
         && requests == MANY
         && handled(&between, &after) == MANY
         && between.in_kernel - before.in_kernel == CHANGES
-        && clamp == vcpu.policy.util(last)
-        // This VMM's exit is the shortest that there can be.
-        && changed_ns < by_exit_ns;
+        && clamp == vcpu.policy.util(last);
     let row = json!({
         "exits": outcome.exits, "requests": requests, "clamps": after.in_kernel - between.in_kernel,
         "unchanged": after.unchanged - between.unchanged, "clamp": clamp,

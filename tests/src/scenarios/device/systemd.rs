@@ -82,7 +82,8 @@ fn service(policies: &[Policy], lines: &str) -> Result<Value> {
     let khz = policy.opps[policy.opps.len() / 2];
     ask_for(&mut vm, vcpu, khz)?;
     let util = policy.util(khz);
-    let clamp = vm.clamp(vcpu)?;
+    // Without Delegate= a thread of the VMM sets it.
+    let clamp = settled(SOON, || vm.clamp(vcpu), |now| now.0 == util)?;
     let limits = limits(&vm)?;
     let throttled = throttled(&mut vm, policies.len())?;
     let (still, reads) = clamp_after_load(&vm, vcpu, clamp)?;

@@ -27,6 +27,7 @@ use crate::harness::sysfs;
 use crate::harness::trace::exits::{Exits, SeenExits, TracedAccesses};
 use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::{SOCKET, qemu_at};
+use crate::harness::wait::{SOON, settled};
 
 /// Accesses of each kind.
 const MANY: u64 = 100_000;
@@ -62,14 +63,18 @@ pub fn run() -> Result<Value> {
     let memory = json!({
         "qemu_resident_kib": vm.resident_kib()?, "host_available_kib": available_kib()?,
     });
-    let stats = stats::at(server.pid())?;
+    let counted = || {
+        let stats = stats::at(server.pid())?;
+        let counted = (0..vcpus).map(|vcpu| {
+            let written = if vcpu == last { 2 + MANY + FEW } else { 2 };
+            stats::counted_once(&stats["vcpus"][vcpu], written)
+        });
+        Ok(counted.collect::<Vec<bool>>())
+    };
+    // The server pauses after so many requests.
+    let counted = settled(SOON, counted, |all| !all.contains(&false))?;
     let said = vm.quit()?;
     let server_said = server.stop()?;
-    let counted = (0..vcpus).map(|vcpu| {
-        let written = if vcpu == last { 2 + MANY + FEW } else { 2 };
-        stats::counted_once(&stats["vcpus"][vcpu], written)
-    });
-    let counted: Vec<bool> = counted.collect();
     let held = allowed == setup.pins
         && answers.iter().all(|answer| answer["held"] == true)
         && accesses["held"] == true
