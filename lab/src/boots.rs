@@ -29,7 +29,7 @@ const BOOTS: &[Boot] = &[
         Short,
         145,
         "2+2",
-        &["boot", "doctor", "governor", "opps-exact", "demo"],
+        &["boot", "doctor", "governor", "opps-exact", "no-dip", "demo"],
     ),
     boot(
         Short,
@@ -41,6 +41,7 @@ const BOOTS: &[Boot] = &[
             "restart",
             "host-fails",
             "pin-offline",
+            "guest-facts",
             "thread-actuator",
             "uclamp",
             "rt-standard",
@@ -50,7 +51,7 @@ const BOOTS: &[Boot] = &[
     boot(Short, 110, "2+2", &["no-exit", "stats", "memory", "attach"]),
     boot(Short, 130, "2+2", &["fallbacks"]),
     Boot {
-        sampled: &["no-dip", "unpinned", "guest-facts"],
+        sampled: &["no-dip:fifo", "unpinned", "guest-facts:stolen"],
         ..boot(Long, 80, "2+2", &[])
     },
     Boot {
@@ -93,7 +94,12 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(Short, 85, "2+2", &["rt-settings"])
+        ..boot(Short, 35, "2+2", &["rt-settings"])
+    },
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 70, "2+2", &["rt-settings:kills"])
     },
     // Its init system is systemd.
     boot(Short, 60, "2+2", &["systemd"]),
@@ -126,9 +132,9 @@ const BOOTS: &[Boot] = &[
         ..boot(Long, 220, "2+2", &["flood"])
     },
     Boot {
-        sampled: &["no-dip"],
+        sampled: &["no-dip:fifo"],
         path: Some("exit"),
-        ..boot(Long, 260, "2+2", &["flood"])
+        ..boot(Long, 260, "2+2", &["flood", "no-dip"])
     },
     Boot {
         sampled: &["opps-floor", "speed", "speed-guest"],
@@ -149,9 +155,9 @@ const BOOTS: &[Boot] = &[
     },
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {
-        sampled: &["unpinned", "unpinned:rt", "no-dip"],
+        sampled: &["unpinned", "unpinned:rt", "no-dip:fifo"],
         path: Some("ioeventfd"),
-        ..boot(Long, 180, "2+2", &["no-exit", "two-guests"])
+        ..boot(Long, 180, "2+2", &["no-exit", "two-guests", "no-dip"])
     },
     Boot {
         guest: Rt,
@@ -266,7 +272,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         sampled: &[
             "opps-floor",
-            "no-dip",
+            "no-dip:fifo",
             "opps-floor:fair-server-off",
             "unpinned:fair-server-off",
         ],
@@ -277,6 +283,7 @@ const BOOTS: &[Boot] = &[
             &[
                 "doctor",
                 "opps-exact",
+                "no-dip",
                 "doctor:fair-server-off",
                 "opps-exact:fair-server-off",
                 "ext-server",
@@ -304,9 +311,9 @@ const BOOTS: &[Boot] = &[
     boot(Long, 90, "drawn:2", DRAWN),
     boot(Long, 90, "drawn:3", DRAWN),
     Boot {
-        sampled: &["no-dip"],
+        sampled: &["no-dip:fifo"],
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 270, "2+2", &["demo", "flood"])
+        ..boot(Long, 270, "2+2", &["no-dip", "demo", "flood"])
     },
     Boot {
         vmm: GuestVmm::Qemu,
@@ -437,15 +444,10 @@ mod tests {
 
     #[test]
     fn the_short_set_judges_no_samples() {
-        let plain = |one: &&'static str| one.split(':').next().unwrap();
-        let sampled: BTreeSet<&str> = BOOTS
-            .iter()
-            .flat_map(|boot| boot.sampled)
-            .map(plain)
-            .collect();
-        assert!(sampled.contains("no-dip"));
+        let sampled: BTreeSet<&&str> = BOOTS.iter().flat_map(|boot| boot.sampled).collect();
+        assert!(sampled.contains(&"no-dip:fifo"));
         for boot in of(Short) {
-            let of_boot: BTreeSet<&str> = boot.scenarios.iter().map(plain).collect();
+            let of_boot: BTreeSet<&&str> = boot.scenarios.iter().collect();
             assert!(
                 boot.sampled.is_empty() && of_boot.is_disjoint(&sampled),
                 "{}",
