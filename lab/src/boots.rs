@@ -27,29 +27,39 @@ const CONTENDED: &str = "bench:contended.new25:contended.new50:contended.new75:c
 const BOOTS: &[Boot] = &[
     boot(
         Short,
-        145,
-        "2+2",
-        &["boot", "doctor", "governor", "opps-exact", "no-dip", "demo"],
-    ),
-    boot(
-        Short,
-        125,
+        105,
         "2+2",
         &[
+            "doctor",
+            "governor",
+            "opps-exact",
+            "no-dip",
             "domain",
+            "guest-facts",
+            "uclamp",
+        ],
+    ),
+    boot(
+        Long,
+        95,
+        "2+2",
+        &[
             "driver",
             "restart",
             "host-fails",
             "pin-offline",
-            "guest-facts",
             "thread-actuator",
-            "uclamp",
             "rt-standard",
         ],
     ),
     // The path that the VMM chooses is the best one; the others are forced.
-    boot(Short, 110, "2+2", &["no-exit", "stats", "memory", "attach"]),
-    boot(Short, 130, "2+2", &["fallbacks"]),
+    boot(
+        Short,
+        150,
+        "2+2",
+        &["no-exit", "stats", "attach", "fallbacks"],
+    ),
+    boot(Long, 140, "2+2", &["demo", "memory", "fallbacks:start"]),
     Boot {
         sampled: &["no-dip:fifo", "unpinned", "guest-facts:stolen"],
         ..boot(Long, 80, "2+2", &[])
@@ -82,9 +92,10 @@ const BOOTS: &[Boot] = &[
             "bpf-shared",
         ],
     ),
-    boot(Short, 200, "2+2", &["default-run", "sandbox"]),
+    boot(Short, 105, "2+2", &["default-run", "sandbox"]),
+    boot(Long, 100, "2+2", &["sandbox:attacks"]),
     // Its host has kernel and modules where a board has them.
-    boot(Short, 40, "2+2", &["board:demo"]),
+    boot(Long, 40, "2+2", &["board:demo"]),
     boot(Long, 135, "2+2", &["board"]),
     boot(Long, 90, "2+2", &["board:kills"]),
     Boot {
@@ -109,7 +120,7 @@ const BOOTS: &[Boot] = &[
         ..boot(Short, 60, "2+2", &["opps-exact", "qemu"])
     },
     boot(Long, 30, "1", &["opps-exact", "governor"]),
-    boot(Short, 20, "1", &[tools::SHELL]),
+    boot(Long, 20, "1", &[tools::SHELL]),
     Boot {
         sampled: &["rt-latency"],
         host: Rt,

@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn the_short_set_is_short() {
         let left = SuiteProgress::of(&boots::of(Short)).left(Duration::ZERO);
-        assert!(left <= Duration::from_secs(10 * 60), "{left:?}");
+        assert!(left <= Duration::from_secs(6 * 60), "{left:?}");
     }
 
     #[test]

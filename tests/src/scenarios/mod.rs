@@ -97,6 +97,8 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "kill" => device::kill::run(plan),
         #[cfg(target_arch = "aarch64")]
         "sandbox" => device::sandbox::run(plan),
+        #[cfg(target_arch = "aarch64")]
+        "sandbox:attacks" => device::sandbox::attacked(plan),
         "qemu" => qemu::run(),
         "qemu-control" => qemu::control::run(),
         "qemu-life" => qemu::life::run(plan),
@@ -133,6 +135,7 @@ fn with_bpf(name: &str, plan: &Plan) -> Option<Result<Value>> {
     match name {
         "attach" => Some(paths::attach::run()),
         "fallbacks" => Some(paths::fallbacks::run(plan)),
+        "fallbacks:start" => Some(paths::fallbacks::at_start(plan)),
         "fallbacks:reset" => Some(paths::fallbacks::reset(plan)),
         _ => bpf::run(name, plan),
     }
