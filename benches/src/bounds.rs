@@ -153,12 +153,13 @@ fn bound(
             (None, format!("{}{beside}", figure.is(figure.guest)))
         }
     };
+    let n = row["values"].as_array().map_or(0, Vec::len);
     let by = match variant {
         BRIDGE => String::new(),
         other => format!(" {other}"),
     };
     Some(Bound {
-        text: format!("{} {}{by}: {text}", of.0, of.1),
+        text: format!("{} {}{by}: {text} (n = {n})", of.0, of.1),
         held,
     })
 }
@@ -214,7 +215,7 @@ impl MedianPair<'_> {
 
 #[cfg(test)]
 mod tests {
-    //! Each bound at its edge, and just beyond.
+    //! Each bound at its edge, and just beyond. Its line has the number of repeats.
 
     use serde_json::json;
 
@@ -295,6 +296,15 @@ mod tests {
             let bounds = of(&json!({ "results": rows }), 12_000);
             assert_eq!(bounds[0].held, Some(wanted), "{guest}");
         }
+    }
+
+    #[test]
+    fn a_bound_has_its_number_of_repeats() {
+        let mut guest = row("big-ramp", "vm+bridge", "to_fmax", Some(100_000));
+        guest["values"] = json!([99_000, 100_000, 101_000]);
+        let rows = [row("big-ramp", "host", "to_fmax", Some(100_000)), guest];
+        let bounds = of(&json!({ "results": rows }), TWO_TICKS_US);
+        assert!(bounds[0].text.ends_with(" (n = 3)"), "{}", bounds[0].text);
     }
 
     #[test]
