@@ -14,8 +14,8 @@ pub const DRAWS: usize = 3;
 /// The pauses before the draws differ by this. Not a multiple of a tick.
 pub const LATER_US: u64 = 1_300;
 
-/// What came of all draws: the tests of each. A draw whose host failed has none of them, and counts
-/// as one in which nothing held.
+/// What came of all draws: the tests of each. One that a draw lacks did not hold there, as none does
+/// in a draw whose host failed.
 pub fn judged(draws: &[Vec<Tried>]) -> Vec<Tried> {
     let mut names: Vec<&str> = Vec::new();
     for one in draws.iter().flatten() {

@@ -218,17 +218,14 @@ impl Boot {
                         add_result(one.result, later_us);
                     }
                 }
-                // Each test of its draw then lacks a result.
-                Err(failed) => above(|| eprintln!("{}", failed.name)),
+                // Its scenarios failed, each for that reason.
+                Err(failed) => draw.extend(self.sampled.iter().map(|one| Tried {
+                    name: format!("lab {}: {one}", self.name()),
+                    verdict: failed.verdict.clone(),
+                })),
             }
         }
         let judged = draws::judged(&draws);
-        if judged.is_empty() {
-            let name = format!("lab {}: {}", self.name(), self.sampled.join(", "));
-            tried.push(Tried::new(name, false, || {
-                "no draw had a result".to_owned()
-            }));
-        }
         judged.iter().for_each(tell);
         tried.extend(judged);
         (tried, results)
