@@ -117,7 +117,7 @@ const ADD: &str = r#"
         apt-get -o Dir::State::status="$tree/var/lib/dpkg/status" -o Dir::Cache::archives="$archives" \
             -o Dir::State::extended_states="$tree/var/lib/apt/extended_states" \
             -o Dir::Bin::dpkg=env -o DPkg::Options::=--unset=TMPDIR -o DPkg::Options::=dpkg \
-            -o DPkg::Chroot-Directory="$tree" -o DPkg::RootUse-Pty=false --yes "$@" install $install
+            -o DPkg::Chroot-Directory="$tree" -o DPkg::Use-Pty=false --yes "$@" install $install
     }
     echo 'I: fetching...'
     into_tree --download-only
