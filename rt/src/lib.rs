@@ -57,5 +57,6 @@ pub use profile::{
 };
 pub use record::{DIR, Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore};
+pub use settings::{FrequencyCap, frequency_caps};
 pub use value::Format;
 pub use vcpufreq_device::host::CpuList;

@@ -54,13 +54,7 @@ pub(super) const UNITS: &[Unit] = &[
 fn limit(cx: &UnitContext, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {
     let Some(want) = want else { return };
     for (dir, _) in wanted(cx, sheet) {
-        let end = |name: &str| cx.look.number(&format!("{dir}/{name}"));
-        let khz = match want {
-            Frequency::Max => end("cpuinfo_max_freq"),
-            Frequency::Min => end("cpuinfo_min_freq"),
-            Frequency::Khz(khz) => Some(khz.into()),
-        };
-        match khz {
+        match khz_of(cx, &dir, want) {
             Some(khz) => sheet.file(format!("{dir}/{file}"), Format::Text, khz),
             None => sheet.absent(
                 format!("{dir}/cpuinfo_max_freq"),
@@ -68,6 +62,27 @@ fn limit(cx: &UnitContext, sheet: &mut Sheet, file: &str, want: Option<Frequency
             ),
         }
     }
+}
+
+fn khz_of(cx: &UnitContext, dir: &str, want: Frequency) -> Option<i64> {
+    let end = |name: &str| cx.look.number(&format!("{dir}/{name}"));
+    match want {
+        Frequency::Max => end("cpuinfo_max_freq"),
+        Frequency::Min => end("cpuinfo_min_freq"),
+        Frequency::Khz(khz) => Some(khz.into()),
+    }
+}
+
+/// The highest frequency that a policy is to have, kHz, and the file that has it: its CPUs' own, or
+/// the profile's limit.
+pub(super) fn highest(cx: &UnitContext, dir: &str) -> Option<(&'static str, u64)> {
+    let khz = |want| u64::try_from(khz_of(cx, dir, want)?).ok();
+    let own = khz(Frequency::Max)?;
+    let limit = cx.settings().max_freq.and_then(khz);
+    Some(match limit.filter(|limit| *limit < own) {
+        Some(limit) => ("scaling_max_freq", limit),
+        None => ("cpuinfo_max_freq", own),
+    })
 }
 
 fn rate_limit(cx: &UnitContext, sheet: &mut Sheet) {

@@ -5,9 +5,15 @@ use vcpufreq_device::host::CpuList;
 
 use super::{
     CPU, Sheet, Unit, UnitContext,
+    frequency::highest,
+    frequency_cap::{boost_off, policy_cap},
     policies::{can_be, policies, wanted},
 };
-use crate::{finding::Effect, finding::Finding, host::Unread, value::Format};
+use crate::{
+    finding::{Effect, Finding},
+    host::Unread,
+    value::Format,
+};
 
 pub(super) const UNITS: &[Unit] = &[Unit {
     name: "governor",
@@ -66,7 +72,7 @@ fn effect(cx: &UnitContext) -> Effect {
         return Effect::Effective;
     };
     let has = |dir: &str| cx.look.read(&format!("{dir}/scaling_governor")).as_ref() == Ok(want);
-    let policies = policies(cx, &cx.rt);
+    let policies = policies(cx.look, &cx.rt);
     let mut effects = policies
         .iter()
         .filter(|(dir, _)| has(dir))
@@ -87,12 +93,17 @@ impl GovernorPolicy<'_> {
     }
 
     fn effect(&self, governor: &str) -> Effect {
+        if self.text("auto_select").as_deref() == Ok("1") {
+            return Effect::Not(format!(
+                "firmware chooses the frequency of CPU {}, whatever the governor; echo 0 > {}/auto_select",
+                self.own, self.dir
+            ));
+        }
         let driver = self.text("scaling_driver").unwrap_or_default();
         match (governor, BY_ITSELF.contains(&driver.as_str())) {
-            ("performance", true) => self.prefers_performance(),
-            ("performance", false) => self.runs_at("scaling_max_freq", |now, max| now < max),
-            ("powersave", false) => self.runs_at("scaling_min_freq", |now, min| now > min),
-            ("userspace", _) => self.runs_at("scaling_setspeed", |now, set| now != set),
+            ("performance", by_itself) => self.is_highest(by_itself),
+            ("powersave", false) => self.runs_at_that_of("scaling_min_freq", |now, min| now > min),
+            ("userspace", _) => self.runs_at_that_of("scaling_setspeed", |now, set| now != set),
             ("schedutil", _) => self.heeds_requests(),
             _ => Effect::Unseen(format!(
                 "under {governor} CPU {}'s frequency follows the load, not the guest's requests: it may be too low; performance holds the highest, schedutil follows the guest",
@@ -101,19 +112,49 @@ impl GovernorPolicy<'_> {
         }
     }
 
+    /// Whether nothing keeps it from its highest frequency. That is the CPU's, or the profile's own
+    /// limit; `scaling_max_freq` may be lower, for heat.
+    fn is_highest(&self, by_itself: bool) -> Effect {
+        let highest = highest(self.cx, self.dir);
+        let cap = policy_cap(self.cx.look, self.dir, self.own);
+        match (cap, &highest) {
+            (Some(cap), Some((_, khz))) if cap.khz < *khz => Effect::Not(cap.to_string()),
+            _ if by_itself => self.prefers_performance(),
+            (_, Some((file, khz))) => self.runs_at((file, *khz), |now, max| now < max),
+            (_, None) => self.unseen(),
+        }
+    }
+
+    fn unseen(&self) -> Effect {
+        Effect::Unseen(format!("{} doesn't show its frequency", self.dir))
+    }
+
+    /// As [`Self::runs_at`], beside the value of a file.
+    fn runs_at_that_of(&self, file: &str, wrong: fn(u64, u64) -> bool) -> Effect {
+        match self.khz(file) {
+            Some(khz) => self.runs_at((file, khz), wrong),
+            None => self.unseen(),
+        }
+    }
+
+    fn khz(&self, name: &str) -> Option<u64> {
+        self.text(name).ok()?.parse().ok()
+    }
+
     /// Whether the frequency is right beside this file's value. A difference of 1 % is allowed: on
     /// x86 the frequency is measured.
-    fn runs_at(&self, file: &str, wrong: fn(u64, u64) -> bool) -> Effect {
-        let khz = |name: &str| self.text(name).ok()?.parse::<u64>().ok();
-        match (khz("scaling_cur_freq"), khz(file)) {
-            (Some(now), Some(khz)) if wrong(now, khz) && now.abs_diff(khz) > khz / 100 => {
+    fn runs_at(&self, (file, khz): (&str, u64), wrong: fn(u64, u64) -> bool) -> Effect {
+        match self.khz("scaling_cur_freq") {
+            Some(now) if wrong(now, khz) && now.abs_diff(khz) > khz / 100 => {
+                let boost = boost_off(self.cx.look, self.dir).filter(|_| now < khz);
+                let boost = boost.map_or_else(String::new, |file| format!("; {file} is 0"));
                 Effect::Not(format!(
-                    "CPU {} runs at {now} of {khz} kHz ({file})",
+                    "CPU {} runs at {now} of {khz} kHz ({file}){boost}",
                     self.own
                 ))
             }
-            (Some(_), Some(_)) => Effect::Effective,
-            _ => Effect::Unseen(format!("{} doesn't show its frequency", self.dir)),
+            Some(_) => Effect::Effective,
+            None => self.unseen(),
         }
     }
 

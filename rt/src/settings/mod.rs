@@ -6,6 +6,7 @@ mod boot;
 mod context;
 mod cpuset;
 mod frequency;
+mod frequency_cap;
 mod governor;
 mod hardware;
 mod idle;
@@ -23,6 +24,7 @@ mod workqueues;
 
 pub(crate) use context::{CPU, UnitContext};
 pub(crate) use cpuset::{occupied, partition_group};
+pub use frequency_cap::{FrequencyCap, frequency_caps};
 pub(crate) use sheet::Sheet;
 pub(crate) use unit::{Unit, by_value};
 

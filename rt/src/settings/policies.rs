@@ -4,16 +4,16 @@
 use vcpufreq_device::host::CpuList;
 
 use super::{CPU, Sheet, UnitContext};
-use crate::finding::Finding;
+use crate::{finding::Finding, host::Look};
 
 /// The folders of the policies that have one of these CPUs online, with their CPUs.
-pub(super) fn policies(cx: &UnitContext, cpus: &CpuList) -> Vec<(String, CpuList)> {
-    let mut names = cx.look.list(&format!("{CPU}/cpufreq")).unwrap_or_default();
+pub(super) fn policies(look: &dyn Look, cpus: &CpuList) -> Vec<(String, CpuList)> {
+    let mut names = look.list(&format!("{CPU}/cpufreq")).unwrap_or_default();
     names.retain(|name| name.starts_with("policy"));
     names.sort_by_key(|name| name["policy".len()..].parse::<u32>().unwrap_or(u32::MAX));
     let dirs = names.iter().map(|name| format!("{CPU}/cpufreq/{name}"));
     let with_cpus = dirs.filter_map(|dir| {
-        let text = cx.look.read(&format!("{dir}/affected_cpus")).ok()?;
+        let text = look.read(&format!("{dir}/affected_cpus")).ok()?;
         let cpus: CpuList = text.replace(' ', ",").parse().ok()?;
         Some((dir, cpus))
     });
@@ -25,7 +25,7 @@ pub(super) fn policies(cx: &UnitContext, cpus: &CpuList) -> Vec<(String, CpuList
 /// Those whose frequencies are set.
 pub(super) fn wanted(cx: &UnitContext, sheet: &mut Sheet) -> Vec<(String, CpuList)> {
     let cpus = cx.cpus_of(cx.settings().frequency_cpus);
-    let found = policies(cx, cpus);
+    let found = policies(cx.look, cpus);
     if found.is_empty() {
         sheet.absent(
             format!("{CPU}/cpufreq"),

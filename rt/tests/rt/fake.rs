@@ -111,6 +111,12 @@ impl FakeKernel {
         }
     }
 
+    pub fn link(&self, path: &str, target: &str) {
+        let real = self.real(path);
+        fs::create_dir_all(real.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(target, real).unwrap();
+    }
+
     pub fn remove(&self, path: &str) {
         let path = self.real(path);
         if path.is_dir() {

@@ -39,6 +39,15 @@ scmi performance scaling_cur_freq=<unknown> | doesn't show
 intel_pstate performance energy_performance_preference=performance scaling_cur_freq=800000 |
 amd-pstate-epp performance energy_performance_preference=balance_power | 'balance_power'
 intel_pstate performance scaling_cur_freq=1200000 |
+cppc_cpufreq performance auto_select=1 scaling_cur_freq=2800000 | auto_select
+cppc_cpufreq schedutil auto_select=1 | auto_select
+cppc_cpufreq performance auto_select=0 scaling_cur_freq=2800000 |
+cppc_cpufreq performance auto_select=<unsupported> scaling_cur_freq=2800000 |
+scmi performance scaling_max_freq=1400000 scaling_cur_freq=1400000 | at most 1400000 of 2800000 kHz, by /sys/devices/system/cpu/cpufreq/policy2/scaling_max_freq
+scmi performance scaling_max_freq=1400000 scaling_cur_freq=2800000 | at most 1400000 of 2800000 kHz
+acpi-cpufreq performance scaling_max_freq=2400000 bios_limit=2400000 scaling_cur_freq=2400000 | at most 2400000 of 2800000 kHz, by /sys/devices/system/cpu/cpufreq/policy2/bios_limit
+acpi-cpufreq performance boost=0 scaling_cur_freq=2400000 | 2400000 of 2800000 kHz (cpuinfo_max_freq); /sys/devices/system/cpu/cpufreq/policy2/boost is 0
+intel_pstate performance energy_performance_preference=performance scaling_max_freq=2400000 | at most 2400000
 scmi powersave scaling_cur_freq=600000 |
 scmi powersave scaling_cur_freq=1000000 | 1000000
 intel_pstate powersave | follows the load
@@ -73,6 +82,81 @@ fn each_governor_is_looked_at() {
         assert_eq!(why.is_empty(), said.is_empty(), "{line}: {why}");
         assert!(why.contains(said), "{line}: {why}");
     }
+}
+
+/// Files of cooling device 3, and whether it holds policy 2 down to 1,400,000 kHz of 2,800,000.
+const COOLING: &str = "\
+type=cpufreq-cpu2 cur_state=2 | true
+type=cpufreq-cpu3 cur_state=1 | true
+type=cpufreq-cpu2 cur_state=0 | false
+type=cpufreq-cpu0 cur_state=2 | false
+type=thermal-cpufreq-1 cur_state=2 | true
+type=thermal-cpufreq-1 cur_state=1 | false
+type=thermal-cpufreq-1 cur_state=0 | false
+type=thermal-idle-2 cur_state=2 | false
+type=Fan cur_state=2 | false
+type=Processor cur_state=2 | true
+type=Processor cur_state=0 | false
+";
+
+#[test]
+fn a_cap_is_that_of_the_cooling_device_that_makes_it() {
+    for line in COOLING.lines() {
+        let (files, is_held) = line.split_once('|').unwrap();
+        let host = FakeKernel::four();
+        let policy = format!("{CPU}/cpufreq/policy2");
+        for (name, text) in [
+            ("scaling_governor", "performance"),
+            ("related_cpus", "2 3"),
+            ("affected_cpus", "3"),
+            ("scaling_available_frequencies", "600000 1400000 2000000"),
+            ("scaling_boost_frequencies", "2800000"),
+            ("scaling_max_freq", "1400000"),
+            ("scaling_cur_freq", "1400000"),
+        ] {
+            host.put(&format!("{policy}/{name}"), text);
+        }
+        let folder = "/sys/class/thermal/cooling_device3";
+        for file in files.split_whitespace() {
+            let (name, text) = file.split_once('=').unwrap();
+            host.put(&format!("{folder}/{name}"), text);
+        }
+        host.link(
+            &format!("{folder}/device/physical_node"),
+            &format!("{CPU}/cpu2"),
+        );
+        let effect = case(&host, "governor = 'performance'").effect("governor");
+        let Effect::Not(why) = effect else {
+            panic!("{line}: effective");
+        };
+        let by = match is_held.trim() == "true" {
+            true => format!("({folder}, state "),
+            false => format!("by {policy}/scaling_max_freq"),
+        };
+        assert!(
+            why.contains("CPU 3: at most 1400000 of 2800000 kHz"),
+            "{why}"
+        );
+        assert!(why.contains(&by), "{line}: {why}");
+    }
+}
+
+#[test]
+fn the_profiles_own_limit_is_no_cap() {
+    let host = FakeKernel::four();
+    let case = case(&host, "governor = 'performance'\nmax-freq = 1400000");
+    let dir = format!("{CPU}/cpufreq/policy2");
+    for (name, text) in [
+        ("scaling_governor", "performance"),
+        ("scaling_max_freq", "1400000"),
+        ("scaling_cur_freq", "1400000"),
+    ] {
+        host.put(&format!("{dir}/{name}"), text);
+    }
+    assert_eq!(case.effect("governor"), Effect::Effective);
+    host.put(&format!("{dir}/scaling_max_freq"), "1000000");
+    let said = "at most 1000000 of 2800000";
+    assert!(is_not(&case.effect("governor"), said));
 }
 
 #[test]
