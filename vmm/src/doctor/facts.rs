@@ -15,7 +15,7 @@ use crate::{
     path, sys,
     vm::probe::{KvmFacts, PathFacts},
 };
-use vcpufreq_device::host::{ENERGY_MODEL_DIR, HostCpus, PolicyFloor, floors};
+use vcpufreq_device::host::{CpuList, ENERGY_MODEL_DIR, HostCpus, PolicyFloor, floors};
 
 /// Numbers of capabilities(7).
 pub const CAP_SYS_ADMIN: u32 = 21;
@@ -92,7 +92,7 @@ pub struct DoctorFacts {
     pub uclamp_sysctl_max: Option<u32>,
     /// What else files tell of the board and its kernel.
     pub board: BoardFacts,
-    /// CPUs and cpufreq policies.
+    /// CPUs, and the cpufreq policies in use.
     pub cpus: HostCpus,
     /// Below which frequency each policy's busy CPUs don't go.
     pub floors: Vec<PolicyFloor>,
@@ -119,7 +119,7 @@ impl DoctorFacts {
     pub fn read(root: &HostRoot, arch: &str, live: Live) -> Self {
         let mode = kvm_mode(&root.text("proc/cmdline").unwrap_or_default());
         let kernel_release = root.text("proc/sys/kernel/osrelease").unwrap_or_default();
-        let cpus = HostCpus::read(root);
+        let cpus = in_use(HostCpus::read(root));
         Self {
             arch: arch.to_owned(),
             live: Live {
@@ -152,6 +152,16 @@ impl DoctorFacts {
                 .is_some_and(|version| version.contains("PREEMPT_RT")),
         }
     }
+}
+
+/// Without the policies whose CPUs are all offline: they have no driver and no governor, and refuse
+/// a new one. From Linux 6.0 on their files can't be read, and before, only some of them.
+fn in_use(mut cpus: HostCpus) -> HostCpus {
+    let online = cpus.online();
+    // None is online only where the list can't be read.
+    let is_used = |own: &CpuList| online.is_empty() || !own.and(&online).is_empty();
+    cpus.policies.retain(|policy| is_used(&policy.cpus));
+    cpus
 }
 
 fn kvm_mode(cmdline: &str) -> String {

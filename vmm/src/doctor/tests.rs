@@ -170,6 +170,24 @@ fn what_a_tree_lacks_is_found() {
     }
 }
 
+/// As Linux before 6.0 shows it: `related_cpus` is there, and driver and governor give an error.
+#[test]
+fn a_policy_whose_cpus_are_offline_is_no_finding() {
+    let host = good_host();
+    host.write("sys/devices/system/cpu/online", "2-3\n");
+    for name in ["scaling_driver", "scaling_governor"] {
+        host.remove(&format!("{POLICY}/{name}"));
+    }
+    let found = findings(&facts(&host));
+    let bad: Vec<_> = found.iter().filter(|f| f.level > Level::Good).collect();
+    assert!(bad.is_empty(), "{bad:?}");
+    // With one of its CPUs online it has a governor, which counts.
+    host.write("sys/devices/system/cpu/online", "1-3\n");
+    host.write(&format!("{POLICY}/scaling_driver"), "lab\n");
+    host.write(&format!("{POLICY}/scaling_governor"), "performance\n");
+    assert_eq!(only_finding(&facts(&host)).subject, "governor");
+}
+
 fn floors_of(host: &FakeHost) -> Vec<DoctorFinding> {
     let all = findings(&facts(host)).into_iter();
     all.filter(|found| found.subject == "fair server").collect()
