@@ -3,6 +3,8 @@
 
 use vcpufreq_device::host::{HostCpus, HostRoot};
 
+use super::policies::numbers;
+
 const CPUFREQ: &str = "/sys/devices/system/cpu/cpufreq";
 /// The slice of the units that come with the program.
 const SLICE: &str = "/sys/fs/cgroup/vcpufreq.slice/cpu.uclamp.min";
@@ -14,8 +16,8 @@ pub struct BoardFacts {
     pub no_schedutil: Vec<u32>,
     /// Numbers of policies whose firmware selects autonomously.
     pub auto_select: Vec<u32>,
-    /// Files that turn boost off and hold 1.
-    pub boosting: Vec<String>,
+    /// Where boost is turned off, if it is on: the file of all policies, else those of some.
+    pub boosting: Option<String>,
     /// Where cgroup v1 has the cpu controller.
     pub cgroup_v1: Option<String>,
     /// The file of the guests' slice that caps them, and what it holds.
@@ -34,8 +36,12 @@ impl BoardFacts {
             root.text(file(*id, "scaling_available_governors"))
                 .is_some_and(|all| all.split_whitespace().all(|name| name != "schedutil"))
         };
-        let all = [format!("{CPUFREQ}/boost")];
-        let boosts = all.into_iter().chain(ids().map(|id| file(id, "boost")));
+        let all = format!("{CPUFREQ}/boost");
+        let some = || {
+            let boosts = numbers(ids().filter(|id| is_on(&file(*id, "boost"))))?;
+            Some(format!("{CPUFREQ}/policyN/boost, N = {boosts}"))
+        };
+        let boosting = Some(all).filter(is_on).or_else(some);
         let lockdown = root
             .text("sys/kernel/security/lockdown")
             .unwrap_or_default();
@@ -44,7 +50,7 @@ impl BoardFacts {
             auto_select: ids()
                 .filter(|id| is_on(&file(*id, "auto_select")))
                 .collect(),
-            boosting: boosts.filter(is_on).collect(),
+            boosting,
             cgroup_v1: cgroup_v1(&root.text("proc/self/mounts").unwrap_or_default()),
             capped: root
                 .text(SLICE)

@@ -2,6 +2,7 @@
 //! One thing about a host, and the report that several make.
 
 use serde::Serialize;
+use vcpufreq_device::host::CpuList;
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -25,6 +26,9 @@ pub struct DoctorFinding {
     pub subject: &'static str,
     /// How much it matters.
     pub level: Level,
+    /// The CPUs that it is about; none where it is about the host.
+    #[serde(skip_serializing_if = "CpuList::is_empty")]
+    pub cpus: CpuList,
     /// What is so.
     pub what: String,
     /// What follows from that.
@@ -44,6 +48,7 @@ impl DoctorFinding {
         Self {
             subject,
             level,
+            cpus: CpuList::default(),
             what: what.into(),
             why: why.into(),
             change: None,
@@ -70,6 +75,12 @@ impl DoctorFinding {
         Self::new(Level::Blocker, subject, what, why)
     }
 
+    /// About these CPUs.
+    #[must_use]
+    pub fn of(self, cpus: CpuList) -> Self {
+        Self { cpus, ..self }
+    }
+
     /// With what to change.
     #[must_use]
     pub fn change(self, change: impl Into<String>) -> Self {
@@ -78,6 +89,22 @@ impl DoctorFinding {
             ..self
         }
     }
+}
+
+/// One finding for all CPUs of which the same is so, in the place of the first.
+pub(super) fn grouped(findings: Vec<DoctorFinding>) -> Vec<DoctorFinding> {
+    let mut groups: Vec<DoctorFinding> = Vec::new();
+    for finding in findings {
+        let is_same = |other: &&mut DoctorFinding| {
+            let same_cpus = finding.clone().of(other.cpus.clone());
+            !finding.cpus.is_empty() && same_cpus == **other
+        };
+        match groups.iter_mut().find(is_same) {
+            Some(group) => group.cpus = group.cpus.or(&finding.cpus),
+            None => groups.push(finding),
+        }
+    }
+    groups
 }
 
 /// The exit code that findings amount to.
@@ -100,9 +127,17 @@ pub fn text(findings: &[DoctorFinding]) -> String {
             Level::Blocker => "BLOCKER",
         };
         let DoctorFinding {
-            subject, what, why, ..
+            subject,
+            cpus,
+            what,
+            why,
+            ..
         } = finding;
-        text += &format!("{mark}  {subject:<14}  {what}; {why}\n");
+        let cpus = match cpus.is_empty() {
+            true => String::new(),
+            false => format!("CPUs {cpus}: "),
+        };
+        text += &format!("{mark}  {subject:<14}  {cpus}{what}; {why}\n");
         if let Some(change) = &finding.change {
             text += &format!("{:25}change: {change}\n", "");
         }

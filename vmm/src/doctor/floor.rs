@@ -8,43 +8,55 @@ use vcpufreq_device::host::{PolicyFloor, Reserved};
 use crate::floors::mhz;
 
 pub(super) const NAME: &str = "fair server";
-const KNOW: &str = "run doctor as root, with debugfs mounted, to know";
+const KNOW: &str = "run doctor as root, with debugfs mounted";
 pub(super) const REMOVE: &str = "vcpufreq rt apply --profile no-fair-server; vcpufreq rt restore brings it \
                       back. Without it a real-time task that never sleeps keeps fair tasks off its CPU";
 
 pub(super) fn finding(of: &PolicyFloor) -> DoctorFinding {
-    let cpus = format!("CPUs {}", of.cpus);
+    let finding = match of.floor.opps_below_khz.is_empty() {
+        true => none_below(of.reserved),
+        false => some_below(of),
+    };
+    finding.of(of.cpus.clone())
+}
+
+/// Of policies with any capacity and frequencies, so that all of them have one line.
+fn none_below(reserved: Reserved) -> DoctorFinding {
+    let why = "no OPP is below that";
+    match reserved {
+        Reserved::NoServer => DoctorFinding::absent(NAME, "none", "Linux has it from 6.12 on"),
+        Reserved::Known(0) => DoctorFinding::good(NAME, "nothing is reserved", why),
+        Reserved::Known(util) => {
+            DoctorFinding::good(NAME, format!("{util} of 1024 is reserved"), why)
+        }
+        Reserved::Default(util) => {
+            let what = format!("unknown, by default {util} of 1024 is reserved");
+            DoctorFinding::absent(NAME, what, format!("{why}; to know, {KNOW}"))
+        }
+    }
+}
+
+fn some_below(of: &PolicyFloor) -> DoctorFinding {
     let floor = &of.floor;
-    let reserved = format!(
-        "{} of capacity {} ({})",
+    let is_default = matches!(of.reserved, Reserved::Default(_));
+    let (by_default, change) = match is_default {
+        true => (
+            "unknown, by default ",
+            format!("{KNOW}; to remove it: {REMOVE}"),
+        ),
+        false => ("", REMOVE.to_owned()),
+    };
+    let what = format!(
+        "{by_default}{} of capacity {} ({}) is reserved",
         floor.util,
         floor.capacity,
         mhz(&[floor.khz])
     );
-    let (what, by_default) = match of.reserved {
-        Reserved::NoServer => {
-            return DoctorFinding::absent(NAME, cpus + ": none", "Linux has it from 6.12 on");
-        }
-        Reserved::Known(0) => (format!("{cpus}: nothing is reserved"), false),
-        Reserved::Known(_) => (format!("{cpus}: {reserved} is reserved"), false),
-        Reserved::Default(_) => (format!("{cpus}: unknown, by default {reserved}"), true),
-    };
-    let below = &floor.opps_below_khz;
-    if below.is_empty() {
-        return match by_default {
-            true => DoctorFinding::limit(NAME, what, "no OPP would be below that").change(KNOW),
-            false => DoctorFinding::good(NAME, what, "no OPP is below that"),
-        };
-    }
     let lowest: Vec<u32> = floor.lowest_khz.into_iter().collect();
     let why = format!(
         "while busy they run at {} at least: a request for {} gets that",
         mhz(&lowest),
-        mhz(below)
+        mhz(&floor.opps_below_khz)
     );
-    let change = match by_default {
-        true => format!("{KNOW}; to remove it: {REMOVE}"),
-        false => REMOVE.to_owned(),
-    };
     DoctorFinding::limit(NAME, what, why).change(change)
 }

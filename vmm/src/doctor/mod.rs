@@ -26,7 +26,7 @@ use crate::{
 };
 use policies::per_policy;
 
-/// All findings of a host.
+/// All findings of a host. CPUs and policies that are alike have one together.
 pub fn findings(facts: &DoctorFacts) -> Vec<DoctorFinding> {
     let mut found = vec![architecture(facts), kvm(facts)];
     found.extend(paths(facts));
@@ -38,7 +38,7 @@ pub fn findings(facts: &DoctorFacts) -> Vec<DoctorFinding> {
     found.extend([btf(facts), bpf(facts), realtime(facts)]);
     found.extend(features::finding(&facts.kernel_release));
     found.extend(traps::findings(facts));
-    found
+    finding::grouped(found)
 }
 
 /// The findings for programs.

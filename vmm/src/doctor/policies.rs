@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A line on cpufreq policies: what each has, and its CPUs.
+//! A line on cpufreq policies: what each has, and its CPUs; which of them, by their numbers.
 
 use vcpufreq_device::host::{CpuList, CpufreqPolicy};
 
@@ -16,4 +16,10 @@ pub fn per_policy(policies: &[CpufreqPolicy], value: impl Fn(&CpufreqPolicy) -> 
         .iter()
         .map(|(name, cpus)| format!("{name} (CPUs {cpus})"));
     texts.collect::<Vec<_>>().join(", ")
+}
+
+/// `0,2-95`, as the N of `policyN`; `None` without any.
+pub fn numbers(ids: impl IntoIterator<Item = u32>) -> Option<String> {
+    let ids: CpuList = ids.into_iter().collect();
+    (!ids.is_empty()).then(|| ids.to_string())
 }

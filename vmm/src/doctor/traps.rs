@@ -7,7 +7,7 @@ use vcpufreq_device::host::{CpufreqPolicy, NEEDS_UCLAMP};
 
 use super::finding::{DoctorFinding, Level};
 use super::floor;
-use super::policies::per_policy;
+use super::policies::{numbers, per_policy};
 use crate::doctor::facts::DoctorFacts;
 use crate::vm::gic::Gic;
 
@@ -152,7 +152,7 @@ pub(super) const GOVERNOR: Trap = Trap {
     cause: "another governor is chosen",
     effect: "only schedutil follows uclamp",
     change: "echo schedutil > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, N = {}",
-    place: "0, 4",
+    place: "0,4",
     kernel: "CONFIG_CPU_FREQ_DEFAULT_GOV_SCHEDUTIL",
     found: |facts| {
         let policies = facts.cpus.policies.iter();
@@ -161,9 +161,9 @@ pub(super) const GOVERNOR: Trap = Trap {
                 && !chooses_itself(policy)
                 && !facts.board.no_schedutil.contains(&policy.id)
         });
-        let ids: Vec<_> = wrong.map(|policy| policy.id.to_string()).collect();
+        let ids = numbers(wrong.map(|policy| policy.id))?;
         let what = per_policy(&facts.cpus.policies, |policy| &policy.governor);
-        (!ids.is_empty()).then(|| FoundTrap::new(what, ids.join(", ")))
+        Some(FoundTrap::new(what, ids))
     },
     ..TRAP
 };
@@ -195,11 +195,11 @@ const AUTONOMOUS: Trap = Trap {
     cause: "CPPC selects autonomously",
     effect: "firmware chooses the frequency, and no clamp reaches it",
     change: "echo 0 > /sys/devices/system/cpu/cpufreq/policyN/auto_select, N = {}",
-    place: "0, 4",
+    place: "0,4",
     kernel: "CONFIG_ACPI_CPPC_CPUFREQ",
     found: |facts| {
-        let ids: Vec<_> = facts.board.auto_select.iter().map(u32::to_string).collect();
-        (!ids.is_empty()).then(|| FoundTrap::new("auto_select is 1", ids.join(", ")))
+        let ids = numbers(facts.board.auto_select.iter().copied())?;
+        Some(FoundTrap::new("auto_select is 1", ids))
     },
     ..TRAP
 };
@@ -233,9 +233,8 @@ const BOOST: Trap = Trap {
     place: "/sys/devices/system/cpu/cpufreq/boost",
     kernel: "driver-dependent",
     found: |facts| {
-        let files = &facts.board.boosting;
-        let what = files.first()?.clone() + " is 1";
-        Some(FoundTrap::new(what, files.join("; echo 0 > ")))
+        let place = facts.board.boosting.as_ref()?;
+        Some(FoundTrap::new(format!("{place} is 1"), place))
     },
     ..TRAP
 };
@@ -354,7 +353,7 @@ const FAIR_SERVER: Trap = Trap {
     effect: "while busy, CPUs don't go below that",
     change: floor::REMOVE,
     kernel: "6.12",
-    // Its findings are the floors', one a policy.
+    // Its findings are the floors', one for policies that are alike.
     found: |facts| {
         let floors = facts.floors.iter();
         let above = floors.filter(|of| !of.floor.opps_below_khz.is_empty());
