@@ -209,6 +209,34 @@ fn a_guest_is_measured_through_its_shell() {
 }
 
 #[test]
+fn a_cap_that_comes_during_a_test_marks_its_run() {
+    let bench = Bench::new("qcom,qcs6490");
+    let policy = "sys/devices/system/cpu/cpufreq/policy2";
+    for (name, text) in [
+        ("affected_cpus", "2 3\n"),
+        ("cpuinfo_max_freq", "2800000\n"),
+        ("scaling_max_freq", "2800000\n"),
+    ] {
+        bench.write(&format!("{policy}/{name}"), text);
+    }
+    let report = |more: &str| bench.report(&with(&format!("--loads idle --loops 1000 {more}")));
+    assert!(!stdout(&report("")).contains("capped"));
+    let file = bench.path().join(policy).join("scaling_max_freq");
+    let caps = format!("#!/bin/sh\necho 1400000 > {}\n", file.display());
+    let script = CYCLICTEST.replace("WAIT", "").replace("#!/bin/sh\n", &caps);
+    bench.program("cyclictest", &script);
+    let output = report("--json");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let run = &report["runs"][0];
+    let cap = &run["caps"][0];
+    assert_eq!(
+        (&cap["khz"], &run["throttled"]),
+        (&1_400_000.into(), &0.into())
+    );
+    assert_eq!(cap["by"][0], "scaling_max_freq");
+}
+
+#[test]
 fn what_can_not_be_is_one_line() {
     for (line, said) in [
         ("--cpus 3 --others 2-3", "would be measured and loaded"),

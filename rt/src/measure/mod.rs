@@ -13,5 +13,5 @@ mod script;
 
 pub use cyclictest::{Length, Test, parse};
 pub use machine::machine;
-pub use report::{Conditions, LatencyReport, LatencyVerdict, TestPlace, TestRun};
+pub use report::{Conditions, LatencyReport, LatencyVerdict, RunCaps, TestPlace, TestRun};
 pub use script::{Beside, Hackbench, TestLoad, load_script, script};

@@ -11,6 +11,7 @@ use super::{
     machine::MeasuredHost,
     script::{Hackbench, TestLoad},
 };
+use crate::settings::FrequencyCap;
 
 /// Where a test ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -53,6 +54,27 @@ pub struct Conditions {
     pub governors: Vec<String>,
 }
 
+/// What kept the measured CPUs below their highest frequency during a test, as far as it was seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RunCaps {
+    /// The lowest of each policy, with all that made it.
+    pub caps: Vec<FrequencyCap>,
+    /// How often the hardware throttled a CPU, or its package, for heat: x86 alone tells.
+    pub throttled: u64,
+}
+
+impl RunCaps {
+    /// A line for each.
+    fn lines(&self) -> Vec<String> {
+        let caps = self.caps.iter().map(|cap| format!("capped, {cap}"));
+        let throttled = match self.throttled {
+            0 => None,
+            times => Some(format!("throttled by the hardware for heat, {times} times")),
+        };
+        caps.chain(throttled).collect()
+    }
+}
+
 /// One test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TestRun {
@@ -66,6 +88,9 @@ pub struct TestRun {
     pub latencies: Vec<Latencies>,
     /// How many wake-ups each CPU has at least, when the test went on to its end.
     pub due: Vec<u64>,
+    /// What held the host's CPUs down meanwhile.
+    #[serde(flatten)]
+    pub held: RunCaps,
 }
 
 impl TestRun {
@@ -189,13 +214,17 @@ impl LatencyReport {
             "where", "load", "CPU", "samples", "min", "avg", "p99.99", "max"
         );
         for run in &self.runs {
+            let held = match run.held.lines().is_empty() {
+                true => "",
+                false => "  capped",
+            };
             for one in &run.latencies {
                 let p9999 = one
                     .p9999_us
                     .map_or("beyond".to_owned(), |us| us.to_string());
                 let _ = writeln!(
                     text,
-                    "{:<6}{:<10}{:>4}{:>12}{:>8}{:>8}{p9999:>10}{:>8}",
+                    "{:<6}{:<10}{:>4}{:>12}{:>8}{:>8}{p9999:>10}{:>8}{held}",
                     run.place.name(),
                     run.load.name(),
                     one.cpu,
@@ -206,7 +235,13 @@ impl LatencyReport {
                 );
             }
         }
-        text + "\n" + &self.verdict_line() + "\n"
+        text += "\n";
+        for run in &self.runs {
+            for line in run.held.lines() {
+                let _ = writeln!(text, "{}, {}: {line}", run.place.name(), run.load.name());
+            }
+        }
+        text + &self.verdict_line() + "\n"
     }
 }
 
@@ -246,6 +281,7 @@ mod tests {
             command: "cyclictest".to_owned(),
             latencies: vec![latencies],
             due: vec![10],
+            held: RunCaps::default(),
         };
         LatencyReport::new(conditions, budget_us, vec![run])
     }
@@ -272,6 +308,31 @@ mod tests {
         assert!(matches!(nothing.verdict, LatencyVerdict::Incomplete { .. }));
         let exceeded = changed(|run| (run.due, run.latencies[0].max_us) = (vec![11], 21));
         assert_eq!(exceeded.verdict, LatencyVerdict::Exceeded { max_us: 21 });
+    }
+
+    #[test]
+    fn a_run_below_a_cap_is_marked() {
+        assert!(!report(None, Some(20)).text().contains("capped"));
+        let capped = changed(|run| {
+            run.held.caps = vec![FrequencyCap {
+                cpus: "2-3".parse().unwrap(),
+                khz: 1_400_000,
+                max_khz: 2_800_000,
+                by: vec!["cooling device cpufreq-cpu2".to_owned()],
+            }];
+        });
+        let text = capped.text();
+        assert!(text.contains("20  capped\n"), "{text}");
+        let line = "host, idle: capped, CPU 2-3: at most 1400000 of 2800000 kHz, by cooling device \
+                    cpufreq-cpu2\n";
+        assert!(text.contains(line), "{text}");
+        // It is a fact about the figures, and changes no verdict.
+        assert_eq!(capped.verdict, LatencyVerdict::Kept);
+        let json = serde_json::to_value(&capped).unwrap();
+        assert_eq!(json["runs"][0]["caps"][0]["khz"], 1_400_000);
+        let throttled = changed(|run| run.held.throttled = 3).text();
+        assert!(throttled.contains("20  capped\n"), "{throttled}");
+        assert!(throttled.contains("for heat, 3 times\n"), "{throttled}");
     }
 
     #[test]

@@ -31,18 +31,25 @@ pub struct FrequencyCap {
     pub khz: u64,
     /// `cpuinfo_max_freq`, kHz.
     pub max_khz: u64,
-    /// What holds them down: cooling devices with their folders and states, else a file.
+    /// What holds them down: cooling devices by their types, else a file of the policy.
     pub by: Vec<String>,
 }
 
-impl fmt::Display for FrequencyCap {
-    /// `CPU 2-3: at most 1400000 of 2800000 kHz, by cooling device cpufreq-cpu2 (...)`
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl FrequencyCap {
+    /// `at most 1400000 of 2800000 kHz, by cooling device cpufreq-cpu2`
+    #[must_use]
+    pub fn bound(&self) -> String {
         let Self {
-            cpus, khz, max_khz, ..
+            khz, max_khz, by, ..
         } = self;
-        let by = self.by.join(", ");
-        write!(f, "CPU {cpus}: at most {khz} of {max_khz} kHz, by {by}")
+        format!("at most {khz} of {max_khz} kHz, by {}", by.join(" and "))
+    }
+}
+
+impl fmt::Display for FrequencyCap {
+    /// The bound, behind its CPUs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CPU {}: {}", self.cpus, self.bound())
     }
 }
 
@@ -61,8 +68,11 @@ pub(super) fn policy_cap(look: &dyn Look, dir: &str, cpus: &CpuList) -> Option<F
     let mut by = cooling_devices(look, dir, khz);
     if by.is_empty() {
         let firmware = number("bios_limit").filter(|limit| *limit < max_khz && *limit <= khz);
-        let file = firmware.map_or("scaling_max_freq", |_| "bios_limit");
-        by.push(format!("{dir}/{file}"));
+        by.push(
+            firmware
+                .map_or("scaling_max_freq", |_| "bios_limit")
+                .to_owned(),
+        );
     }
     (khz < max_khz).then(|| FrequencyCap {
         cpus: cpus.clone(),
@@ -91,7 +101,7 @@ fn cooling_devices(look: &dyn Look, dir: &str, khz: u64) -> Vec<String> {
                 .is_some_and(|cpu| is_of_policy(look, dir, &cpu)),
             _ => false,
         };
-        is_of.then(|| format!("cooling device {kind} ({folder}, state {state})"))
+        is_of.then(|| format!("cooling device {kind}"))
     });
     works.collect()
 }

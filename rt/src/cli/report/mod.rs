@@ -2,6 +2,7 @@
 //! `vcpufreq rt report`: runs the tests, here and in the guest, and prints the report.
 
 mod args;
+mod cap_watch;
 mod running;
 mod shell;
 
@@ -20,6 +21,7 @@ use crate::{
 
 pub use args::ReportArgs;
 use args::WantedHost;
+use cap_watch::CapWatch;
 use running::{Ending, ReportProcesses};
 use shell::Shell;
 
@@ -41,6 +43,7 @@ pub fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     let session = ReportSession {
         args,
         wanted: &wanted,
+        host: &host,
         here,
     };
     let mut runs = match args.guest_only {
@@ -105,10 +108,14 @@ impl MeasuredGuest {
     }
 }
 
+/// Runs a test beside a load, and calls what is to be done meanwhile; its output.
+type ScriptRun<'a> = dyn Fn(TestLoad, &mut dyn FnMut()) -> anyhow::Result<String> + 'a;
+
 /// What all tests share.
 struct ReportSession<'a> {
     args: &'a ReportArgs,
     wanted: &'a WantedHost,
+    host: &'a KernelHost,
     here: Shell,
 }
 
@@ -118,16 +125,17 @@ impl ReportSession<'_> {
         let main = self.wanted.others.iter().last();
         let main = main.filter(|_| self.wanted.group.is_none());
         let test = self.args.test(&self.wanted.cpus, main);
-        self.runs(TestPlace::Host, &test, &|load| {
+        self.runs(TestPlace::Host, &test, &|load, meanwhile| {
             let beside = self.beside(load, &self.wanted.others);
             let script = measure::script(&test, &beside, self.wanted.group.as_deref());
-            self.here.run(&script).context("on this host")
+            let text = self.here.run_while(&script, meanwhile);
+            text.context("on this host")
         })
     }
 
     fn guest(&self, guest: &MeasuredGuest) -> anyhow::Result<Vec<TestRun>> {
         let test = self.args.test(&guest.cpus, guest.others.iter().next());
-        self.runs(TestPlace::Guest, &test, &|load| {
+        self.runs(TestPlace::Guest, &test, &|load, meanwhile| {
             // What has no CPU to load there has none.
             let inside = match guest.others.is_empty() {
                 true => TestLoad::Idle,
@@ -136,27 +144,27 @@ impl ReportSession<'_> {
             let script = measure::script(&test, &self.beside(inside, &guest.others), None);
             let beside = self.beside(load, &self.wanted.others);
             let outside = self.here.begin(&measure::load_script(&test, &beside))?;
-            let text = guest.shell.run(&script).context("in the guest");
+            let text = guest.shell.run_while(&script, meanwhile);
+            let text = text.context("in the guest");
             outside.end().context("the load on this host")?;
             text
         })
     }
 
     /// The test beside each load.
-    fn runs(
-        &self,
-        place: TestPlace,
-        test: &Test,
-        run: &dyn Fn(TestLoad) -> anyhow::Result<String>,
-    ) -> anyhow::Result<Vec<TestRun>> {
+    fn runs(&self, place: TestPlace, test: &Test, run: &ScriptRun) -> anyhow::Result<Vec<TestRun>> {
         let one = |&load: &TestLoad| {
-            let latencies = measure::parse(&run(load)?, test)?;
+            let mut watch = CapWatch::start(self.host, &self.wanted.cpus);
+            let text = run(load, &mut || watch.look_again())?;
+            let held = watch.end();
+            let latencies = measure::parse(&text, test)?;
             Ok(TestRun {
                 place,
                 load,
                 command: test.command(),
                 due: (0..).take(latencies.len()).map(|n| test.due(n)).collect(),
                 latencies,
+                held,
             })
         };
         self.args.loads.iter().map(one).collect()

@@ -3,13 +3,15 @@
 
 use std::{
     io::{self, BufRead as _, BufReader, Read, Write as _},
-    os::unix::process::CommandExt as _,
+    os::{fd::AsFd, unix::process::CommandExt as _},
     process::{Child, Command, Stdio},
     thread,
 };
 
 use anyhow::{Context as _, bail, ensure};
 use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, poll},
     sys::{
         prctl::set_pdeathsig,
         signal::{SigSet, Signal},
@@ -20,7 +22,9 @@ use nix::{
 use super::running::ReportProcesses;
 
 /// Bytes that a test prints at most: 100,000 bins of each of 300 threads.
-const PRINTED_MAX: u64 = 256 << 20;
+const PRINTED_MAX: usize = 256 << 20;
+/// How often something else is done while a script runs, ms.
+const EVERY_MS: u16 = 1000;
 /// Bytes of stderr that are kept.
 const ERRORS_MAX: u64 = 64 << 10;
 
@@ -56,6 +60,15 @@ impl Shell {
 
     /// Runs a script to its end; its stdout.
     pub(super) fn run(&self, script: &str) -> anyhow::Result<String> {
+        self.run_while(script, &mut || ())
+    }
+
+    /// The same; calls `meanwhile` each second until it ends.
+    pub(super) fn run_while(
+        &self,
+        script: &str,
+        meanwhile: &mut dyn FnMut(),
+    ) -> anyhow::Result<String> {
         let mut started = self.start(script)?;
         let mut input = started.child.stdin.take().context("no stdin")?;
         if self.words.is_some() {
@@ -66,12 +79,7 @@ impl Shell {
         let errors = started.child.stderr.take().context("no stderr")?;
         let errors = thread::spawn(move || start_of(errors));
         let output = started.child.stdout.take().context("no stdout")?;
-        let mut printed = Vec::new();
-        output.take(PRINTED_MAX + 1).read_to_end(&mut printed)?;
-        ensure!(
-            u64::try_from(printed.len())? <= PRINTED_MAX,
-            "it prints without end"
-        );
+        let printed = read_while(output, EVERY_MS, meanwhile)?;
         let status = started.child.wait().context("waiting for sh")?;
         self.running.go_on()?;
         if status.success() {
@@ -151,6 +159,33 @@ fn end_with_this_thread(command: &mut Command) {
     unsafe { command.pre_exec(ask) };
 }
 
+/// All of what a process prints; calls `meanwhile` whenever it has printed nothing for so long.
+fn read_while(
+    output: impl Read + AsFd,
+    every_ms: u16,
+    meanwhile: &mut dyn FnMut(),
+) -> anyhow::Result<Vec<u8>> {
+    let mut output = output;
+    let mut printed = Vec::new();
+    let mut piece = [0; 64 << 10];
+    loop {
+        let ready = {
+            let mut files = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
+            poll(&mut files, every_ms)
+        };
+        match ready {
+            Ok(0) => meanwhile(),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(_) => match output.read(&mut piece)? {
+                0 => return Ok(printed),
+                len => printed.extend_from_slice(&piece[..len]),
+            },
+        }
+        ensure!(printed.len() <= PRINTED_MAX, "it prints without end");
+    }
+}
+
 /// The start of its stderr; reads to the end.
 fn start_of(errors: impl Read) -> String {
     let mut errors = errors;
@@ -194,5 +229,28 @@ impl Drop for Begun {
     fn drop(&mut self) {
         // Its script goes on at the end of its stdin, and ends the loads.
         drop(self.0.child.stdin.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: something else is done while a script that prints nothing runs.
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn a_script_that_prints_nothing_is_not_waited_for_alone() {
+        let (output, input) = nix::unistd::pipe().expect("a pipe");
+        let (output, mut input) = (File::from(output), Some(File::from(input)));
+        let mut calls = 0;
+        let printed = read_while(output, 1, &mut || {
+            calls += 1;
+            // The script's end comes after these calls only.
+            if let Some(mut input) = input.take_if(|_| calls == 3) {
+                input.write_all(b"done").expect("room");
+            }
+        });
+        assert_eq!((calls, printed.expect("all of it")), (3, b"done".to_vec()));
     }
 }
