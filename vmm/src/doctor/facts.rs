@@ -16,6 +16,7 @@ use crate::{
     vm::probe::{KvmFacts, PathFacts},
 };
 use vcpufreq_device::host::{CpuList, ENERGY_MODEL_DIR, HostCpus, PolicyFloor, floors};
+use vcpufreq_rt::{FrequencyCap, KernelHost, frequency_caps};
 
 /// Numbers of capabilities(7).
 pub const CAP_SYS_ADMIN: u32 = 21;
@@ -94,6 +95,8 @@ pub struct DoctorFacts {
     pub board: BoardFacts,
     /// CPUs, and the cpufreq policies in use.
     pub cpus: HostCpus,
+    /// What keeps CPUs below their highest frequency now.
+    pub caps: Vec<FrequencyCap>,
     /// Below which frequency each policy's busy CPUs don't go.
     pub floors: Vec<PolicyFloor>,
     /// The host's energy model.
@@ -130,6 +133,7 @@ impl DoctorFacts {
             open_files: sys::open_files_at_most(),
             uclamp_sysctl_min: root.number("proc/sys/kernel/sched_util_clamp_min"),
             uclamp_sysctl_max: root.number("proc/sys/kernel/sched_util_clamp_max"),
+            caps: frequency_caps(&KernelHost::from(root), &cpus.online()),
             floors: floors(root, &cpus),
             board: BoardFacts::read(root, &cpus),
             cpus,

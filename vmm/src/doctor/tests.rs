@@ -490,7 +490,7 @@ type FactChange = &'static dyn Fn(&FakeHost, &mut Live);
 
 /// A board that has the trap of this name, and a part of its finding: of the change, or of what is
 /// so where there is nothing to change.
-const BOARDS: [(&str, FactChange, &str); 16] = [
+const BOARDS: [(&str, FactChange, &str); 17] = [
     (
         "uclamp",
         &|_, live| live.uclamp = Err("Operation not supported".into()),
@@ -525,6 +525,11 @@ const BOARDS: [(&str, FactChange, &str); 16] = [
         "boost",
         &|host, _| host.write("sys/devices/system/cpu/cpufreq/boost", "1\n"),
         "echo 0 > /sys/devices/system/cpu/cpufreq/boost",
+    ),
+    (
+        "frequency cap",
+        &|host, _| capped(host, 0, "0 1", 1_000_000),
+        "cool the board",
     ),
     (
         "cpu capacity",
@@ -591,6 +596,40 @@ fn governors_of(host: &FakeHost, driver: &str, governors: &str) {
     ] {
         host.write(&format!("{POLICY}/{name}"), text);
     }
+}
+
+/// Bounds a policy's frequency.
+fn capped(host: &FakeHost, policy: u32, cpus: &str, khz: u32) {
+    let dir = format!("sys/devices/system/cpu/cpufreq/policy{policy}");
+    host.write(&format!("{dir}/affected_cpus"), cpus);
+    host.write(&format!("{dir}/scaling_max_freq"), khz.to_string());
+}
+
+#[test]
+fn a_cap_has_its_cpus_and_what_makes_it() {
+    let host = good_host();
+    capped(&host, 2, "2 3", 1_700_000);
+    let device = "sys/class/thermal/cooling_device1";
+    host.write(&format!("{device}/type"), "cpufreq-cpu2\n");
+    host.write(&format!("{device}/cur_state"), "2\n");
+    let found = only_finding(&facts(&host));
+    assert_eq!(
+        (found.subject, found.cpus.to_string(), found.what.as_str()),
+        (
+            "frequency cap",
+            "2-3".to_owned(),
+            "at most 1700000 of 2800000 kHz, by cooling device cpufreq-cpu2"
+        )
+    );
+    capped(&host, 2, "2 3", 2_800_000);
+    assert_eq!(exit_code(&findings(&facts(&host))), 0);
+    let many = many_policies(96, &[1024]);
+    for policy in 0..96 {
+        capped(&many, policy, &policy.to_string(), 1_200_000);
+    }
+    let found = only_finding(&facts(&many));
+    assert_eq!(found.cpus.to_string(), "0-95");
+    assert!(found.what.ends_with("by scaling_max_freq"), "{found:?}");
 }
 
 #[test]

@@ -82,7 +82,7 @@ pub fn table() -> String {
 }
 
 /// All of them.
-pub const ALL: [Trap; 16] = [
+pub const ALL: [Trap; 17] = [
     UCLAMP,
     SCHEDUTIL,
     GOVERNOR,
@@ -90,6 +90,7 @@ pub const ALL: [Trap; 16] = [
     AUTONOMOUS,
     HINT,
     BOOST,
+    CAP,
     CAPACITY,
     CGROUP_V1,
     SLICE,
@@ -239,6 +240,30 @@ const BOOST: Trap = Trap {
     ..TRAP
 };
 
+const CAP: Trap = Trap {
+    name: "frequency cap",
+    cause: "scaling_max_freq is below cpuinfo_max_freq",
+    effect: "no request gets more",
+    change: "cool the board, or raise scaling_max_freq",
+    kernel: "any",
+    // Its findings are those of the policies, one for those that are alike.
+    found: |facts| {
+        let cap = facts.caps.first()?;
+        Some(FoundTrap::new(cap.to_string(), NO_PLACE))
+    },
+    ..TRAP
+};
+
+/// Of each policy that has one.
+fn caps(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
+    let caps = facts.caps.iter();
+    caps.map(|cap| {
+        DoctorFinding::limit(CAP.name, cap.bound(), CAP.effect)
+            .of(cap.cpus.clone())
+            .change(CAP.change)
+    })
+}
+
 pub(super) const CAPACITY: Trap = Trap {
     name: "cpu capacity",
     cause: "cpu_capacity is missing or 1024 everywhere, and maximum frequencies differ",
@@ -384,7 +409,8 @@ pub(super) fn findings(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFindin
     let traps = [
         AUTONOMOUS, HINT, BOOST, CGROUP_V1, SLICE, LOCKDOWN, PROTECTED, GIC,
     ];
-    traps.into_iter().filter_map(|trap| trap.look(facts))
+    let found = traps.into_iter().filter_map(|trap| trap.look(facts));
+    caps(facts).chain(found)
 }
 
 /// Whether the driver has no governors of cpufreq's.
