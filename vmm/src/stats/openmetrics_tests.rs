@@ -40,6 +40,7 @@ fn vm(pid: u32) -> Stats {
                 khz: 600_000,
                 us: 10_000,
             }],
+            capped_khz: None,
         }],
     }
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long each OPP was requested, and how long pCPUs ran at each.
+//! How long each OPP was requested, and how long pCPUs ran at each; how fast they may run.
 //!
 //! ```text
 //! cpufreq/policy*/stats/time_in_state, less its state at the start ─▶ TimeInState ─▶ PolicyTimes
+//! cpufreq/policy*/scaling_max_freq, below cpuinfo_max_freq ──────────────┘
 //! ```
 //! The kernel counts in units of 10 ms. The files are opened at the start: a confined thread reads
 //! them without opening any.
@@ -26,43 +27,74 @@ pub struct TimeInState(Vec<PolicyFile>);
 struct PolicyFile {
     number: u32,
     cpus: CpuList,
-    file: File,
-    start: Vec<OppTime>,
+    /// Where the kernel counts (`CONFIG_CPU_FREQ_STAT`).
+    times: Option<(File, Vec<OppTime>)>,
+    /// `scaling_max_freq` and `cpuinfo_max_freq`.
+    maxima: Option<[File; 2]>,
+}
+
+impl PolicyFile {
+    fn open(host: &HostRoot, number: u32, cpus: CpuList) -> Self {
+        let open = |name: &str| {
+            let path = format!("sys/devices/system/cpu/cpufreq/policy{number}/{name}");
+            File::open(host.path(path)).ok()
+        };
+        let times = open("stats/time_in_state").and_then(|file| {
+            let start = read(&file).ok()?;
+            Some((file, start))
+        });
+        let maxima = open("scaling_max_freq").zip(open("cpuinfo_max_freq"));
+        Self {
+            number,
+            cpus,
+            times,
+            maxima: maxima.map(Into::into),
+        }
+    }
+
+    /// Until now; `None` while all of its pCPUs are offline, and where there is nothing to tell.
+    fn now(&self) -> Option<PolicyTimes> {
+        let opps = match &self.times {
+            Some((file, start)) => since(start, read(file).ok()?),
+            None => Vec::new(),
+        };
+        let [cap, own] = match &self.maxima {
+            Some(files) => files.each_ref().map(|file| khz(file).ok()),
+            None => [None, None],
+        };
+        let capped_khz = cap.filter(|cap| own.is_some_and(|own| *cap < own));
+        (self.times.is_some() || capped_khz.is_some()).then(|| PolicyTimes {
+            policy: self.number,
+            cpus: self.cpus.to_string(),
+            opps,
+            capped_khz,
+        })
+    }
 }
 
 impl TimeInState {
     /// From now on, of the policies that vCPUs with these pins may be on; an empty one is anywhere.
-    /// None where the kernel doesn't count (`CONFIG_CPU_FREQ_STAT`).
     pub fn start<'a>(host: &HostRoot, pins: impl Iterator<Item = &'a [u32]>) -> Self {
         let pins: Vec<_> = pins.collect();
         let on = |cpu| pins.iter().any(|pin| pin.is_empty() || pin.contains(&cpu));
         let policies = policies(host).into_iter();
         let policies = policies.filter(|(_, cpus)| cpus.iter().any(on));
-        let open = policies.filter_map(|(number, cpus)| {
-            let path = format!("sys/devices/system/cpu/cpufreq/policy{number}/stats/time_in_state");
-            let file = File::open(host.path(path)).ok()?;
-            let start = read(&file).ok()?;
-            Some(PolicyFile {
-                number,
-                cpus,
-                file,
-                start,
-            })
-        });
+        let open = policies.map(|(number, cpus)| PolicyFile::open(host, number, cpus));
         Self(open.collect())
     }
 
     /// Until now. Without a policy whose pCPUs are all offline.
     pub fn now(&self) -> Vec<PolicyTimes> {
-        let times = self.0.iter().filter_map(|policy| {
-            Some(PolicyTimes {
-                policy: policy.number,
-                cpus: policy.cpus.to_string(),
-                opps: since(&policy.start, read(&policy.file).ok()?),
-            })
-        });
-        times.collect()
+        self.0.iter().filter_map(PolicyFile::now).collect()
     }
+}
+
+/// The number in a file of one.
+fn khz(file: &File) -> io::Result<u32> {
+    let mut text = [0; 16];
+    let len = file.read_at(&mut text, 0)?;
+    let text = String::from_utf8_lossy(&text[..len]);
+    text.trim().parse().map_err(io::Error::other)
 }
 
 fn read(file: &File) -> io::Result<Vec<OppTime>> {
@@ -111,7 +143,19 @@ pub(super) fn lines(before: Option<&Stats>, now: &Stats) -> Vec<String> {
         let shares = shares(since(start, policy.opps.clone()))?;
         Some(format!("frequency of pCPU {}: {shares}", policy.cpus))
     });
-    domains.chain(policies).collect()
+    domains.chain(policies).chain(caps(now)).collect()
+}
+
+/// A line for each policy that is capped.
+fn caps(now: &Stats) -> impl Iterator<Item = String> {
+    now.policies.iter().filter_map(|policy| {
+        let khz = policy.capped_khz?;
+        let cpus = &policy.cpus;
+        Some(format!(
+            "pCPU {cpus} is capped at {} MHz; see vcpufreq doctor",
+            mhz(khz)
+        ))
+    })
 }
 
 /// The vCPUs of each domain, with their places in the list.
@@ -196,6 +240,40 @@ mod tests {
     }
 
     #[test]
+    fn a_cap_is_below_the_cpus_own_maximum() {
+        let (dir, host) = host("600000 100\n");
+        let file = |policy: u32, name: &str, khz: &str| {
+            let path = format!("sys/devices/system/cpu/cpufreq/policy{policy}/{name}");
+            fs::write(dir.path().join(path), khz).unwrap();
+        };
+        for policy in [0, 2] {
+            file(policy, "scaling_max_freq", "1800000\n");
+            file(policy, "cpuinfo_max_freq", "1800000\n");
+        }
+        let times = TimeInState::start(&host, [&[][..]].into_iter());
+        let caps = || {
+            let policies = times.now().into_iter();
+            let caps = policies.map(|policy| (policy.policy, policy.capped_khz));
+            caps.collect::<Vec<_>>()
+        };
+        // The second counts no times.
+        assert_eq!(caps(), [(0, None)]);
+        file(2, "scaling_max_freq", "1400000\n");
+        assert_eq!(caps(), [(0, None), (2, Some(1_400_000))]);
+        let stats = Stats {
+            pid: 1,
+            at_ns: 0,
+            vcpus: Vec::new(),
+            accesses_outside: 0,
+            governors_lost: 0,
+            pins_lost: 0,
+            policies: times.now(),
+        };
+        let line = "pCPU 2 is capped at 1400.0 MHz; see vcpufreq doctor";
+        assert_eq!(lines(None, &stats), [line]);
+    }
+
+    #[test]
     fn lines_have_parts_of_the_time_between_two_moments() {
         let at = |none, low, ran| Stats {
             pid: 1,
@@ -214,6 +292,7 @@ mod tests {
                 policy: 0,
                 cpus: "0-1".to_owned(),
                 opps: vec![of(600_000, ran)],
+                capped_khz: None,
             }],
         };
         let (before, now) = (at(10, 0, 5), at(11, 999, 6));

@@ -23,7 +23,7 @@ pub struct Stats {
     /// How often a vCPU's thread was found to run elsewhere than on the pCPUs
     /// that it is pinned to.
     pub pins_lost: u64,
-    /// The cpufreq policies that vCPUs may be on; empty where the kernel doesn't count.
+    /// The cpufreq policies that vCPUs may be on.
     #[serde(default)]
     pub policies: Vec<PolicyTimes>,
 }
@@ -134,8 +134,12 @@ pub struct PolicyTimes {
     pub policy: u32,
     /// Its pCPUs, as `4-7`.
     pub cpus: String,
-    /// In the kernel's order.
+    /// In the kernel's order; empty where it doesn't count.
     pub opps: Vec<OppTime>,
+    /// The highest frequency that they may have now, kHz, where that is below their own: for heat,
+    /// or by a limit that firmware or a program has set.
+    #[serde(default)]
+    pub capped_khz: Option<u32>,
 }
 
 #[cfg(test)]

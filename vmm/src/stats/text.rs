@@ -58,7 +58,7 @@ pub fn table(stats: &Stats) -> String {
     for line in residency::lines(None, stats) {
         text += &(line + "\n");
     }
-    if stats.policies.is_empty() {
+    if stats.policies.iter().all(|policy| policy.opps.is_empty()) {
         text += "frequency of pCPUs: this kernel doesn't count times (CONFIG_CPU_FREQ_STAT)\n";
     }
     if stats.governors_lost + stats.pins_lost > 0 {
