@@ -78,7 +78,7 @@ impl Guest {
         guest.reserve_as_host();
         if bridge.is_some() {
             guest.console.ask("read /sys/devices/system/cpu/cpufreq/policy0/scaling_governor")
-                .context("the guest has no cpufreq driver; its kernel needs CONFIG_CPUFREQ_VIRT, or name the driver with --guest-module")?;
+                .context("the guest has no cpufreq driver; its kernel needs CONFIG_CPUFREQ_VIRT, or name --kernel, --initrd and the driver's --guest-module")?;
         }
         Ok(guest)
     }

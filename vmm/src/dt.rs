@@ -8,7 +8,7 @@ use vcpufreq_device::host::{CpuList, HostRoot};
 
 use crate::{
     cli::{DtArgs, DtFormat},
-    config::{likeness::Likeness, resolve, topology},
+    config::{likeness::Likeness, no_frequencies::with_next_step, resolve, topology},
     message::warn,
     options::{VcpuArgs, values::PerVcpu},
     vm::layout::CPUFREQ_BASE,
@@ -24,6 +24,7 @@ const MAX_FILE: u64 = 16 << 20;
 /// # Errors
 /// What is wrong with the options, or the host doesn't tell.
 pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
+    const INSTEAD: &str = "--no-bridge to leave the device out";
     let host = HostCpus::read(root);
     let asked = args.config.is_some() || args.vcpus != VcpuArgs::default();
     let options = match asked {
@@ -31,7 +32,8 @@ pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
         false => mirror(&host),
     };
     let count = resolve::vcpu_count(&options)?;
-    let vcpus = resolve::vcpus(&options, &host, count)?;
+    let vcpus = resolve::vcpus(&options, &host, count);
+    let vcpus = vcpus.map_err(|error| with_next_step(error, false, INSTEAD))?;
     let base = (!options.no_bridge).then_some(args.base.unwrap_or(CPUFREQ_BASE));
     // Which kernel will read it isn't known. QEMU without KVM never wakes a CPU that stands by.
     let standby = args.merge.is_none() || vcpus.iter().any(|vcpu| vcpu.rt.is_some());

@@ -16,6 +16,8 @@ pub mod doctor;
 pub mod dt;
 pub mod events;
 pub mod floors;
+#[cfg(test)]
+mod hint_tests;
 pub mod host_guest;
 mod kernel_version;
 pub mod lifecycle;

@@ -4,6 +4,7 @@
 //! There is one way to make a [`RunConfig`]: [`resolve::run_config`].
 
 pub mod likeness;
+pub mod no_frequencies;
 pub mod resolve;
 pub mod rt;
 pub mod topology;

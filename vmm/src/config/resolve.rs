@@ -25,6 +25,7 @@ use crate::{
     config::{
         MAX_VCPUS, RunConfig, VcpuConfig,
         likeness::{Likeness, policy_of_pin},
+        no_frequencies::NoFrequencies,
         rt,
     },
     options::{
@@ -282,9 +283,12 @@ impl<'a> VcpuResolver<'a> {
                 Some(policy) => format!("cpufreq policy {} doesn't report its maximum", policy.id),
                 None => "its pCPU has no cpufreq policy".to_owned(),
             };
-            bail!(
-                "vCPU {vcpu} has no frequencies: {why}; give --table {vcpu}=KHZ,..., or --no-bridge to run without"
-            );
+            let others_have = !self.host.policies.is_empty();
+            bail!(NoFrequencies {
+                vcpu,
+                why,
+                others_have,
+            });
         }
         if !opps.is_empty() {
             perf_table(vcpu, &opps)?;

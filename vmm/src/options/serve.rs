@@ -3,9 +3,10 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
+use anyhow::bail;
 use clap::Args;
 
-use super::{BridgeArgs, SandboxArgs, VcpuArgs};
+use super::{ActuatorWish, BridgeArgs, SandboxArgs, VcpuArgs};
 
 /// Options of `serve`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
@@ -66,4 +67,23 @@ pub struct ServedArgs {
     /// The sandbox.
     #[command(flatten)]
     pub sandbox: SandboxArgs,
+}
+
+impl ServedArgs {
+    /// Checks that the options suit a VM of another program, and that none weakens
+    /// `--multi-tenant`.
+    ///
+    /// # Errors
+    /// Names the option that doesn't, and what to do.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.vcpus.no_bridge || !self.vcpus.rt.is_empty() {
+            bail!("a VM of another program has neither --no-bridge nor --rt; leave them out");
+        }
+        if self.bridge.actuator == ActuatorWish::Scx {
+            bail!("--actuator scx needs a guest of vcpufreq run; take another --actuator");
+        }
+        self.bridge.check_multi_tenant()?;
+        let multi_tenant = self.bridge.multi_tenant;
+        self.sandbox.check_multi_tenant(multi_tenant)
+    }
 }

@@ -31,7 +31,7 @@ use self::{
     summary::summary,
 };
 use crate::{
-    config::{RunConfig, resolve, topology},
+    config::{RunConfig, no_frequencies::with_next_step, resolve, topology},
     events::{self, EventReport, EventWriter},
     kernel_version::host_headroom,
     lifecycle::{
@@ -58,7 +58,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     }
     let host = HostRoot::default();
     let cpus = HostCpus::read(&host);
-    let config = resolve::run_config(options, &cpus)?;
+    let config = configuration(options, &cpus)?;
     vm::check_kvm(&config.options.kvm_device, config.options.mem.0)?;
     let mut offer = config
         .bridge()
@@ -109,6 +109,13 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     let erased = changes.undo();
     let code = ran?;
     erased.map(|()| code)
+}
+
+/// As [`resolve::run_config`].
+pub(crate) fn configuration(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig> {
+    const INSTEAD: &str = "give --no-bridge to run without";
+    let config = resolve::run_config(options, host);
+    config.map_err(|error| with_next_step(error, true, INSTEAD))
 }
 
 fn run_and_report(

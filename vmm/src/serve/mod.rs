@@ -41,6 +41,9 @@ pub use socket::{Allowed, Socket};
 pub use takeover::forget;
 pub use vmm::{Connection, ServedVmm, SharedWithVmm};
 
+/// What `qemu` doesn't take.
+const OR_QMP: &str = ", or give --qmp its control socket";
+
 /// Serves one virtual machine after another until a signal ends it; returns the exit code.
 ///
 /// # Errors
@@ -71,7 +74,7 @@ pub fn serve(options: ServeArgs) -> anyhow::Result<u8> {
         socket,
         signals,
     };
-    server.run(taken_over, PendingVmms::by(listen.qmp))
+    server.run(taken_over, PendingVmms::by(listen.qmp, OR_QMP))
 }
 
 fn user_of(name: &str) -> anyhow::Result<User> {

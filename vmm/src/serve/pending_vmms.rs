@@ -34,6 +34,8 @@ const MOST: usize = 16;
 pub struct PendingVmms {
     /// QEMU's control socket, if that is to be asked for the threads.
     qmp: Option<PathBuf>,
+    /// Where the command's own hint for a VMM without named threads goes on.
+    or: &'static str,
     all: Vec<Candidate>,
 }
 
@@ -162,12 +164,12 @@ impl Candidate {
     }
 
     /// Why it has waited in vain.
-    fn lacks(&self, vcpus: usize) -> String {
+    fn lacks(&self, vcpus: usize, or: &str) -> String {
         match &self.qmp {
             Some(asked) => asked.silence(),
             None => format!(
-                "it has no thread named \"CPU {}/KVM\"; give serve the --cpus that the VM has, and \
-                 QEMU -name debug-threads=on, or serve its --qmp",
+                "it has no thread named \"CPU {}/KVM\"; give --cpus the number that the VM has, and \
+                 QEMU -name debug-threads=on{or}",
                 vcpus - 1
             ),
         }
@@ -175,10 +177,11 @@ impl Candidate {
 }
 
 impl PendingVmms {
-    /// None yet, and QEMU's control socket.
-    pub fn by(qmp: Option<PathBuf>) -> Self {
+    /// None yet, and QEMU's control socket; `or` follows the hint for a VMM without named threads.
+    pub fn by(qmp: Option<PathBuf>, or: &'static str) -> Self {
         Self {
             qmp,
+            or,
             all: Vec::new(),
         }
     }
@@ -220,7 +223,7 @@ impl PendingVmms {
         served: &Served,
         refusals: &mut Refusals,
     ) -> Option<(ServedVmm, Vec<Option<Tid>>)> {
-        let mut index = 0;
+        let (or, mut index) = (self.or, 0);
         while let Some(candidate) = self.all.get_mut(index) {
             let threads = candidate.threads(served);
             let vmm = &candidate.vmm;
@@ -238,7 +241,7 @@ impl PendingVmms {
                     }
                     Err(error) => chain(&error),
                     Ok(None) if candidate.is_idle(&served.host) => {
-                        candidate.lacks(served.vcpus.len())
+                        candidate.lacks(served.vcpus.len(), or)
                     }
                     Ok(None) => {
                         index += 1;

@@ -3,14 +3,14 @@
 
 use std::fs::File;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use vcpufreq_device::host::{ActuatorChoice, HostCpus, HostRoot};
 
 use crate::{
-    config::{VcpuConfig, likeness::Likeness, resolve},
+    config::{VcpuConfig, likeness::Likeness, no_frequencies::with_next_step, resolve},
     events,
     message::warn,
-    options::{ActuatorWish, serve::ServedArgs},
+    options::serve::ServedArgs,
     sandbox::Sandbox,
     sys,
 };
@@ -43,25 +43,19 @@ impl Served {
     /// # Errors
     /// The first rule that is broken, in one line.
     pub fn check(options: ServedArgs, host: HostRoot) -> anyhow::Result<Self> {
+        const INSTEAD: &str = "start the VM without vcpufreq";
         if let Err(error) = sys::raise_open_files() {
             warn(&format!(
                 "can't raise the limit of open files ({error}); VMs of many vCPUs may not be served"
             ));
         }
-        if options.vcpus.no_bridge || !options.vcpus.rt.is_empty() {
-            bail!("a VM of another program has neither --no-bridge nor --rt; leave them out");
-        }
-        if options.bridge.actuator == ActuatorWish::Scx {
-            bail!("--actuator scx needs a guest of vcpufreq run; take another --actuator");
-        }
-        options.bridge.check_multi_tenant()?;
-        let multi_tenant = options.bridge.multi_tenant;
-        options.sandbox.check_multi_tenant(multi_tenant)?;
+        options.check()?;
         // Each VM has its own; what the host lacks is reported once.
         Sandbox::by(options.sandbox, warn)?;
         let count = resolve::vcpu_count(&options.vcpus)?;
         let cpus = HostCpus::read(&host);
-        let vcpus = resolve::vcpus(&options.vcpus, &cpus, count)?;
+        let vcpus = resolve::vcpus(&options.vcpus, &cpus, count);
+        let vcpus = vcpus.map_err(|error| with_next_step(error, true, INSTEAD))?;
         Ok(Self {
             actuator: resolve::actuator_choice(&options.bridge)?,
             likeness: Likeness::of(&options.vcpus, &cpus, count).text(&vcpus),
