@@ -21,7 +21,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::{ignored_signals, stat_field};
+use vcpufreq_device::host::{ignored_signals, process_has_ended, stat_field};
 
 use crate::machine::SCHEDUTIL;
 use crate::tracefs::INSTANCES;
@@ -333,7 +333,7 @@ fn read(folder: &Path, path: &Path) -> Result<BenchChanges> {
 /// one that has ended and is not reaped yet.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let ended = ["Z", "X"].contains(&stat_field(&stat, 3)?);
+    let ended = process_has_ended(&stat)?;
     stat_field(&stat, 22)?.parse().ok().filter(|_| !ended)
 }
 

@@ -29,7 +29,7 @@ pub struct Owner {
 pub enum OwnerStatus {
     /// It runs.
     InUse,
-    /// It is gone, or a zombie.
+    /// It is gone, or a zombie without other threads.
     Stale,
     /// It was of an earlier boot: nothing that it made in the kernel exists any more.
     OtherBoot,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Facts of a thread or process in procfs.
 
-use vcpufreq_device::host::{proc_field, stat_field};
+use vcpufreq_device::host::{proc_field, process_has_ended, stat_field};
 
 use crate::{
     host::{Look, Unread},
@@ -12,7 +12,7 @@ use crate::{
 pub(crate) struct ThreadStat {
     /// Field 22.
     pub start_ticks: u64,
-    /// Field 3: a zombie, or dead.
+    /// As [`process_has_ended`].
     pub has_ended: bool,
     /// Field 3: a kernel thread that is parked, and does nothing.
     pub is_parked: bool,
@@ -37,7 +37,7 @@ impl ThreadStat {
         let flags: u32 = field(9)?.parse().map_err(|_| Unread::Refused)?;
         Ok(Self {
             start_ticks: field(22)?.parse().map_err(|_| Unread::Refused)?,
-            has_ended: ["Z", "X"].contains(&field(3)?),
+            has_ended: process_has_ended(&text).ok_or(Unread::Refused)?,
             is_parked: field(3)? == "P",
             is_kernel_thread: flags & PF_KTHREAD != 0 && field(4)? == KTHREADD,
             scheduling: policy

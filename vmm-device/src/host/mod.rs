@@ -56,7 +56,7 @@ pub use host_cpus::{CAPACITY_SCALE, CpufreqPolicy, HostCpus, Pcpu};
 pub use opp_node::HostOpp;
 pub use partition::PartitionGroups;
 pub use placement::Placement;
-pub use proc_text::{effective_clamp, ignored_signals, proc_field, stat_field};
+pub use proc_text::{effective_clamp, ignored_signals, proc_field, process_has_ended, stat_field};
 pub use raised_groups::RaisedGroups;
 pub(crate) use root::CPUS;
 pub use root::HostRoot;

@@ -13,9 +13,15 @@ const BOOT: &str = "proc/sys/kernel/random/boot_id";
 
 /// A host on which process 7, called `(a) b`, started at tick 4000.
 fn host(state: &str, ticks: u64) -> FakeHost {
+    host_with((state, 1), ticks)
+}
+
+/// The same with a process of so many threads.
+fn host_with((state, threads): (&str, u32), ticks: u64) -> FakeHost {
     let host = FakeHost::empty();
     host.write(BOOT, "11111111-2222\n");
-    let before: Vec<_> = (4..22).map(|field: u32| field.to_string()).collect();
+    let field = |field: u32| if field == 20 { threads } else { field };
+    let before: Vec<_> = (4..22).map(|number| field(number).to_string()).collect();
     let stat = format!("7 ((a) b) {state} {} {ticks} 23 24", before.join(" "));
     host.write("proc/7/stat", stat);
     host
@@ -56,6 +62,16 @@ fn a_record_stands_with_its_process() {
     let rows = [
         ("runs", host("R", 4000), OwnerStatus::InUse),
         ("zombie", host("Z", 4000), OwnerStatus::Stale),
+        (
+            "zombie whose other thread runs",
+            host_with(("Z", 2), 4000),
+            OwnerStatus::InUse,
+        ),
+        (
+            "zombie that a thread replaces",
+            host_with(("X", 0), 4000),
+            OwnerStatus::InUse,
+        ),
         (
             "number taken by another",
             host("S", 4001),
