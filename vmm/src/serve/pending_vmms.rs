@@ -133,7 +133,7 @@ impl Candidate {
         let threads = match &mut self.qmp {
             None => self.named.look(host, (pid, vcpus), Instant::now()),
             Some(asked) => match asked.question() {
-                Some(qmp) => qmp.vcpu_threads(host, pid, vcpus)?,
+                Some(qmp) => qmp.vcpu_threads(host, (pid, vcpus), Instant::now())?,
                 None => None,
             },
         };

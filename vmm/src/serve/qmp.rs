@@ -9,6 +9,7 @@ use std::{
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, anyhow, bail};
@@ -22,8 +23,11 @@ use vcpufreq_device::{
 /// QEMU carries out each once it has carried out the one before.
 const COMMANDS: &[u8] = b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"query-cpus-fast\"}\n\
     {\"execute\":\"query-status\"}\n";
-/// More than QEMU writes of 512 vCPUs.
+/// More than QEMU writes up to its answer of 512 vCPUs.
 const MOST: usize = 1 << 20;
+/// How long QEMU may take from its first byte to that answer. It greets, and answers when it has its
+/// memory.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(600);
 
 /// More than a line has behind that answer: the VM's status, or an event.
 const LINE: usize = 64 << 10;
@@ -32,7 +36,10 @@ const LINE: usize = 64 << 10;
 pub struct Qmp {
     path: PathBuf,
     stream: UnixStream,
+    /// What was heard and isn't a whole line yet.
     said: Vec<u8>,
+    /// When the first byte came, and how many came.
+    heard: Option<(Instant, usize)>,
     paused: bool,
     ending: bool,
 }
@@ -112,6 +119,7 @@ impl Qmp {
             path: path.to_owned(),
             stream,
             said: Vec::new(),
+            heard: None,
             paused: false,
             ending: false,
         })
@@ -121,15 +129,15 @@ impl Qmp {
     /// one that isn't plugged in, or has ended since. `None` while QEMU hasn't answered.
     ///
     /// # Errors
-    /// When its answer is an error, or of another VM.
+    /// When its answer is an error, of another VM, or has no end at `now`.
     pub fn vcpu_threads(
         &mut self,
         host: &HostRoot,
-        pid: u32,
-        vcpus: usize,
+        (pid, vcpus): (u32, usize),
+        now: Instant,
     ) -> anyhow::Result<Option<Vec<Option<Tid>>>> {
         let path = self.path.display().to_string();
-        let Some(cpus) = self.answer().with_context(|| path.clone())? else {
+        let Some(cpus) = self.answer(now).with_context(|| path.clone())? else {
             return Ok(None);
         };
         let last = cpus.iter().map(|cpu| cpu.cpu_index).max();
@@ -198,22 +206,39 @@ impl Qmp {
         Ok(is_reset)
     }
 
-    fn answer(&mut self) -> anyhow::Result<Option<Vec<Cpu>>> {
+    fn answer(&mut self, now: Instant) -> anyhow::Result<Option<Vec<Cpu>>> {
         let mut part = [0; 4096];
+        let mut has_lines = false;
         loop {
             match self.stream.read(&mut part) {
                 Ok(0) => bail!("QEMU has closed the connection"),
-                Ok(read) => self.said.extend_from_slice(&part[..read]),
+                Ok(read) => {
+                    let part = &part[..read];
+                    has_lines |= part.contains(&b'\n');
+                    self.said.extend_from_slice(part);
+                    let (since, bytes) = self.heard.unwrap_or((now, 0));
+                    self.heard = Some((since, bytes + read));
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error.into()),
             }
-            if self.said.len() > MOST {
+            if self.heard.is_some_and(|(_, bytes)| bytes > MOST) {
                 bail!("QEMU's answer has no end");
             }
         }
-        // The last one may not have come whole.
+        let found = if has_lines { self.find_answer()? } else { None };
+        let since = self.heard.map(|(since, _)| since);
+        if found.is_none() && since.is_some_and(|since| now > since + ANSWERS_WITHIN) {
+            let within = ANSWERS_WITHIN.as_secs();
+            bail!("QEMU has begun to answer, and has not ended in {within} s");
+        }
+        Ok(found)
+    }
+
+    /// The answer among the whole lines. Each is looked at once.
+    fn find_answer(&mut self) -> anyhow::Result<Option<Vec<Cpu>>> {
         let lines = self.said.split_inclusive(|byte| *byte == b'\n');
-        let mut read = 0;
+        let (mut read, mut found) = (0, None);
         for line in lines.filter(|line| line.ends_with(b"\n")) {
             read += line.len();
             let line: QmpLine = serde_json::from_slice(line).context("this isn't QMP")?;
@@ -221,11 +246,12 @@ impl Qmp {
                 bail!("QEMU doesn't list its vCPUs: {desc}");
             }
             if let Some(Answer::Cpus(cpus)) = line.answer {
-                self.said.drain(..read);
-                return Ok(Some(cpus));
+                found = Some(cpus);
+                break;
             }
         }
-        Ok(None)
+        self.said.drain(..read);
+        Ok(found)
     }
 }
 
@@ -249,6 +275,7 @@ mod tests {
     use vcpufreq_device::fakes::FakeHost;
 
     use super::*;
+    use crate::message::chain;
 
     const GREETING: &str = "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n";
     const EVENT: &str = "{\"event\": \"RESUME\", \"timestamp\": {}}\n{\"return\": {}}\n";
@@ -268,7 +295,7 @@ mod tests {
         let (mut qemu, _) = listener.accept().unwrap();
         let learnt = parts.iter().map(|part| {
             qemu.write_all(part.as_bytes()).unwrap();
-            let threads = qmp.vcpu_threads(&host.root(), 7, vcpus);
+            let threads = qmp.vcpu_threads(&host.root(), (7, vcpus), Instant::now());
             let number = |tid: Option<Tid>| tid.map(Tid::get);
             let numbers = |tids: Vec<_>| tids.into_iter().map(number).collect();
             let threads = threads.map(|threads| threads.map(numbers));
@@ -298,6 +325,39 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let qmp = Qmp::ask(&path).unwrap();
         (qmp, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn an_answer_without_end_is_refused_by_bytes_and_by_time() {
+        let host = FakeHost::empty();
+        let start = Instant::now();
+        let look = |qmp: &mut Qmp, now| qmp.vcpu_threads(&host.root(), (7, 1), now);
+        // Short lines, of which each is looked at once.
+        let (mut qmp, mut qemu) = connected();
+        let lines = b"{}\n".repeat(1024);
+        let mut bytes = 0;
+        let error = loop {
+            qemu.write_all(&lines).unwrap();
+            bytes += lines.len();
+            match look(&mut qmp, start) {
+                Ok(found) => assert_eq!((found, qmp.said.len()), (None, 0)),
+                Err(error) => break error,
+            }
+        };
+        assert!(
+            chain(&error).contains("no end") && bytes > MOST,
+            "{error:#}"
+        );
+        // A few bytes at a time.
+        let (mut qmp, mut qemu) = connected();
+        let later = |part: u32| start + ANSWERS_WITHIN * part / 10;
+        for part in 3..14 {
+            // Silence before the first byte doesn't count.
+            qemu.write_all(b"{}\n").unwrap();
+            assert_eq!(look(&mut qmp, later(part)).unwrap(), None);
+        }
+        let error = look(&mut qmp, later(14)).unwrap_err();
+        assert!(chain(&error).contains("not ended"), "{error:#}");
     }
 
     #[test]
