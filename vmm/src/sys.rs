@@ -6,8 +6,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -75,6 +77,13 @@ pub fn uninterrupted<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T>
             done => return done,
         }
     }
+}
+
+/// Whether one of `events`, or the end of the other end, is there within so long.
+pub fn is_ready(file: BorrowedFd<'_>, events: PollFlags, within: Duration) -> bool {
+    let within = PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX);
+    let mut files = [PollFd::new(file, events)];
+    uninterrupted(|| Ok(poll(&mut files, within)?)).is_ok_and(|ready| ready > 0)
 }
 
 /// A file that stands for process `pid`, readable when that has ended.
