@@ -30,6 +30,15 @@ pub struct KeptVm {
     pub bells: Vec<u64>,
 }
 
+/// The virtual machines whose VMMs run.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct RunningVms {
+    /// Those whose files are known.
+    pub kept: Vec<KeptVm>,
+    /// VMMs whose records this version can't read, and why.
+    pub unknown: Vec<(u32, String)>,
+}
+
 impl StateDir {
     /// Writes it.
     ///
@@ -59,17 +68,29 @@ impl StateDir {
     ///
     /// # Errors
     /// As [`OwnDir::open`], [`OwnDir::names`] and [`OwnDir::read`]: then none counts.
-    pub fn kept(&self, host: &HostRoot) -> Result<Vec<KeptVm>, Untrusted> {
+    pub fn kept(&self, host: &HostRoot) -> Result<RunningVms, Untrusted> {
+        let mut running = RunningVms::default();
         let Some(dir) = OwnDir::open(self.path())? else {
-            return Ok(Vec::new());
+            return Ok(running);
         };
-        let mut kept = Vec::new();
-        for (name, _) in numbered(&dir)? {
-            let text = dir.read(&name)?.unwrap_or_default();
-            kept.extend(serde_json::from_str::<KeptVm>(&text));
+        for (name, pid) in numbered(&dir)? {
+            // One that isn't finished is of a VMM that has no memory yet.
+            let Some(text) = dir.read(&name)?.filter(|_| name.ends_with(SUFFIX)) else {
+                continue;
+            };
+            match serde_json::from_str::<KeptVm>(&text) {
+                Ok(vm) => running.kept.push(vm),
+                Err(why) if host.path(format!("proc/{pid}")).exists() => {
+                    let path = self.path().join(&name);
+                    let why = format!("{} can't be read ({why})", path.display());
+                    running.unknown.push((pid, why));
+                }
+                Err(_) => {}
+            }
         }
-        kept.retain(|vm| vm.vmm.status(&KernelHost::from(host)) == OwnerStatus::InUse);
-        Ok(kept)
+        let runs = |vm: &KeptVm| vm.vmm.status(&KernelHost::from(host)) == OwnerStatus::InUse;
+        running.kept.retain(runs);
+        Ok(running)
     }
 
     /// Removes those whose VMM has ended; their paths.
@@ -132,13 +153,31 @@ mod tests {
             bells: vec![8, 9],
         };
         dir.write_vm(&vm).unwrap();
-        assert_eq!(dir.kept(&host.root()).unwrap(), [vm]);
+        assert_eq!(dir.kept(&host.root()).unwrap().kept, [vm]);
         assert!(dir.list().unwrap().is_empty(), "it is no record of changes");
         assert!(dir.remove_ended_vms(&host.root()).unwrap().is_empty());
         // The number is another process' now.
         host.write("proc/7/stat", format!("7 (sh) S {}5000", "1 ".repeat(18)));
-        assert!(dir.kept(&host.root()).unwrap().is_empty());
+        assert_eq!(dir.kept(&host.root()).unwrap(), RunningVms::default());
         assert_eq!(dir.remove_ended_vms(&host.root()).unwrap().len(), 1);
         assert!(!host.root().path(ROOT_DIR).exists());
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_reported_and_stays_as_long_as_its_vmm() {
+        let host = FakeHost::empty();
+        host.write("proc/sys/kernel/random/boot_id", "boot");
+        host.write("proc/7/stat", format!("7 (qemu) S {}4000", "1 ".repeat(18)));
+        host.write("run/empty", "");
+        let dir = StateDir::at(host.root().path(ROOT_DIR));
+        dir.write_file("7.vm", "{\"vmm\": 7, \"more\": 1}").unwrap();
+        dir.write_file("8.vm", "{}").unwrap();
+        let running = dir.kept(&host.root()).unwrap();
+        let [(7, why)] = &running.unknown[..] else {
+            panic!("{running:?}");
+        };
+        assert!(why.contains("7.vm can't be read"), "{why}");
+        let removed = dir.remove_ended_vms(&host.root()).unwrap();
+        assert_eq!(removed, [host.root().path("run/vcpufreq/8.vm")]);
     }
 }

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     lifecycle::{
-        served_vms::KeptVm,
+        served_vms::{KeptVm, RunningVms},
         state::{OwnerStatus, StateDir, owner_of},
     },
     message::{chain, warn},
@@ -100,8 +100,12 @@ pub fn forget(vmm: &ServedVmm) {
 /// # Errors
 /// When the records can't be read; as [`manager::discard`].
 pub fn discard_ended(names: &BTreeSet<String>) -> anyhow::Result<()> {
-    let kept = StateDir::of_user()?.kept(&HostRoot::default())?;
-    let runs = |name: &String| kept.iter().any(|vm| store_name(vm.vmm.pid) == *name);
+    let running = StateDir::of_user()?.kept(&HostRoot::default())?;
+    let kept = running.kept.iter().map(|vm| vm.vmm.pid);
+    let pids: Vec<_> = kept
+        .chain(running.unknown.iter().map(|(pid, _)| *pid))
+        .collect();
+    let runs = |name: &String| pids.iter().any(|pid| store_name(*pid) == *name);
     let stored = names.iter().filter(|name| name.starts_with(STORED));
     let mut ended = stored.filter(|name| !runs(name));
     ended.try_for_each(|name| manager::discard(name))
@@ -114,7 +118,12 @@ pub fn discard_ended(names: &BTreeSet<String>) -> anyhow::Result<()> {
 /// # Errors
 /// When the records can't be read.
 pub fn find(socket: &Socket, vcpus: usize, handed: &[OwnedFd]) -> anyhow::Result<Vec<ServedVmm>> {
-    let mut kept = StateDir::of_user()?.kept(&HostRoot::default())?;
+    let RunningVms { mut kept, unknown } = StateDir::of_user()?.kept(&HostRoot::default())?;
+    for (pid, why) in unknown {
+        warn(&format!(
+            "process {pid} isn't taken over: {why}; serve it with the version that wrote this"
+        ));
+    }
     kept.retain(|vm| match &vm.socket {
         Some(path) => path == socket.path() && socket.allowed().is_pid(vm.vmm.pid),
         None => socket.allowed().pid == Some(vm.vmm.pid),
