@@ -5,6 +5,7 @@
 #include <linux/atomic.h>
 #include <linux/btf.h>
 #include <linux/mutex.h>
+#include <linux/nospec.h>
 #include <linux/rcupdate.h>
 #include <linux/refcount.h>
 #include <linux/task_work.h>
@@ -88,6 +89,36 @@ struct vcpufreq_vm {
 	struct vcpufreq_domain *domains;
 	struct rcu_head rcu;
 };
+
+/**
+ * vcpufreq_domain_at() - a domain by a number that a VMM or a guest has chosen
+ * @vm: the VM
+ * @number: any number
+ *
+ * A CPU that predicts the check wrongly loads from within the array, too.
+ *
+ * Return: the domain, or NULL if there is none of this number.
+ */
+static inline struct vcpufreq_domain *vcpufreq_domain_at(struct vcpufreq_vm *vm, u32 number)
+{
+	if (number >= vm->domain_count)
+		return NULL;
+	return &vm->domains[array_index_nospec(number, vm->domain_count)];
+}
+
+/**
+ * vcpufreq_work_at() - a vCPU's work, by a number as in vcpufreq_domain_at()
+ * @vm: the VM
+ * @vcpu: any number
+ *
+ * Return: the work, or NULL if there is no vCPU of this number.
+ */
+static inline struct vcpufreq_work *vcpufreq_work_at(struct vcpufreq_vm *vm, u32 vcpu)
+{
+	if (vcpu >= vm->vcpus)
+		return NULL;
+	return &vm->works[array_index_nospec(vcpu, vm->vcpus)];
+}
 
 /* vm.c */
 struct vcpufreq_vm *vcpufreq_vm_get_current(void);

@@ -83,6 +83,7 @@ __bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u6
 {
 	u32 clamp = VCPUFREQ_CLAMP(min, max);
 	struct vcpufreq_domain *bound;
+	struct vcpufreq_work *work;
 	struct vcpufreq_vm *vm;
 
 	if (!in_task() || irqs_disabled())
@@ -96,13 +97,13 @@ __bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u6
 	vm = vcpufreq_vm_get_current();
 	if (!vm)
 		return -ENOENT;
-	if (vcpu >= vm->vcpus || domain >= vm->domain_count ||
-	    /* Pairs with the release in vcpufreq_bind(). */
-	    !smp_load_acquire(&vm->domains[domain].bound)) {
+	bound = vcpufreq_domain_at(vm, domain);
+	work = vcpufreq_work_at(vm, vcpu);
+	/* Pairs with the release in vcpufreq_bind(). */
+	if (!bound || !work || !smp_load_acquire(&bound->bound)) {
 		vcpufreq_vm_put(vm);
 		return -ENOENT;
 	}
-	bound = &vm->domains[domain];
 	/*
 	 * xchg, for its full barriers. Two vCPUs may ask for one domain at the same
 	 * time: each stores what the domain wants in the program's @clamp, calls
@@ -125,7 +126,7 @@ __bpf_kfunc int vcpufreq_host_request(u32 domain, u32 vcpu, u32 min, u32 max, u6
 		vcpufreq_vm_put(vm);
 		return 1;
 	}
-	return vcpufreq_queue(vm, &vm->works[vcpu], domain, since_ns);
+	return vcpufreq_queue(vm, work, domain, since_ns);
 }
 
 __bpf_kfunc_end_defs();

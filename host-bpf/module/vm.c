@@ -202,9 +202,9 @@ static int vcpufreq_bind(struct vcpufreq_vm *vm, const struct vcpufreq_host_bind
 	struct vcpufreq_domain *domain;
 	struct file *min, *max;
 
-	if (arg->domain >= vm->domain_count)
+	domain = vcpufreq_domain_at(vm, arg->domain);
+	if (!domain)
 		return -EINVAL;
-	domain = &vm->domains[arg->domain];
 	if (domain->bound)
 		return -EBUSY;
 	min = vcpufreq_clamp_file(arg->min_fd, "cpu.uclamp.min");
@@ -231,9 +231,9 @@ static int vcpufreq_apply(struct vcpufreq_vm *vm, const struct vcpufreq_host_app
 	bool counted = !(arg->flags & VCPUFREQ_HOST_UNCOUNTED);
 	struct vcpufreq_domain *domain;
 
-	if (arg->domain >= vm->domain_count || arg->min > arg->max || arg->max > 1024)
+	domain = vcpufreq_domain_at(vm, arg->domain);
+	if (!domain || arg->min > arg->max || arg->max > 1024)
 		return -EINVAL;
-	domain = &vm->domains[arg->domain];
 	if (!domain->bound)
 		return -ENOENT;
 	WRITE_ONCE(domain->wanted, VCPUFREQ_CLAMP(arg->min, arg->max));
@@ -249,9 +249,9 @@ static int vcpufreq_stats(struct vcpufreq_vm *vm, void __user *to)
 	if (copy_from_user(&stats, to, sizeof(stats)))
 		return -EFAULT;
 	number = stats.domain;
-	if (number >= vm->domain_count)
+	domain = vcpufreq_domain_at(vm, number);
+	if (!domain)
 		return -EINVAL;
-	domain = &vm->domains[number];
 	mutex_lock(&domain->lock);
 	stats = domain->stats;
 	mutex_unlock(&domain->lock);
