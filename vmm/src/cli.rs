@@ -137,8 +137,8 @@ pub enum Command {
     /// Outlive a VMM and clean up after it; started by `run`
     #[command(hide = true)]
     Guardian {
-        /// The record of what the VMM makes.
-        record: PathBuf,
+        /// The VMM's process, whose record is in this user's directory.
+        pid: u32,
     },
 }
 

@@ -86,7 +86,7 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Rt(command) => rt::run(&command),
         Command::Scx(command) => scx::run(&command),
         Command::Cleanup => cleanup(),
-        Command::Guardian { record } => guardian::guard(&record).map(|()| 0),
+        Command::Guardian { pid } => guardian::guard(pid).map(|()| 0),
     }
 }
 

@@ -7,8 +7,12 @@
 //! - A VMM that was taken over gets nothing from its guardian for what is no request.
 //! - Signals that end groups of processes don't end the guardian.
 //! - A terminal that a killed VMM left in raw mode is put back.
-//! - `vcpufreq cleanup` removes what dead VMMs left, and nothing else.
+//! - A guardian is not dismissed while its VMM's record is there. It takes no path, and removes
+//!   nothing that is no record.
+//! - `vcpufreq cleanup` removes what dead VMMs left, and nothing else. A VMM whose main thread has ended
+//!   lives as long as its other threads.
 //!
+//! The program's /run is a temporary directory, in a mount namespace.
 //! Without cgroup v2 or the right to make groups each test prints that it is
 //! skipped.
 #![expect(unsafe_code, reason = "a pseudo-terminal has no safe wrapper")]
@@ -19,7 +23,7 @@ use std::{
     io::{self, Read},
     os::fd::AsRawFd,
     os::unix::ffi::OsStrExt,
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -32,8 +36,9 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::unistd::pipe2;
 use tempfile::TempDir;
-use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir, VmmRecord, owner_of};
+use vcpufreq::lifecycle::state::{Owner, ROOT_DIR, StateDir, VmmRecord, owner_of};
 use vcpufreq_device::host::{GroupRecord, HostRoot, stat_field};
+use vcpufreq_rt::RtHostChanges;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
@@ -155,11 +160,35 @@ fn guarded_at(cgroups: &Path, dir: &StateDir, terminal: Stdio) -> (Vmm, Child) {
     (vmm, guardian)
 }
 
+/// The program, for which `dir` is this user's directory of records.
+fn program(dir: &StateDir) -> Command {
+    let record = dir.record_path(0);
+    let runtime = record
+        .parent()
+        .and_then(Path::parent)
+        .expect("in a directory");
+    let mut command = if is_root() {
+        let mut command = Command::new("unshare");
+        let mount = r#"mount --bind "$0" /run && exec "$@""#;
+        command.args(["--mount", "sh", "-c", mount]).arg(runtime);
+        command.arg(PROGRAM);
+        command
+    } else {
+        Command::new(PROGRAM)
+    };
+    command.env("XDG_RUNTIME_DIR", runtime);
+    command
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
 /// A guardian that is on guard.
 fn guardian(dir: &StateDir, vmm: &Vmm, input: Stdio, terminal: Stdio) -> Child {
-    let mut guardian = Command::new(PROGRAM)
+    let mut guardian = program(dir)
         .arg("guardian")
-        .arg(dir.record_path(vmm.child.id()))
+        .arg(vmm.child.id().to_string())
         .stdin(input)
         .stdout(Stdio::piped())
         .stderr(terminal)
@@ -335,6 +364,120 @@ fn a_guardian_whose_answers_nobody_takes_cleans_up() {
     vmm.child.wait().unwrap();
 }
 
+#[test]
+fn a_guardian_is_not_dismissed_while_the_record_is_there() {
+    let Some((cgroups, _runtime, dir)) = scene_or_skip() else {
+        return;
+    };
+    let (mut vmm, mut guardian, own) = taken_over(&cgroups, &dir);
+    let ask = || {
+        own.send(b"d").unwrap();
+        let mut answer = [0; 8];
+        let bytes = own.recv(&mut answer).unwrap();
+        answer[..bytes].to_vec()
+    };
+    assert_eq!(ask(), b"d");
+    // It goes on to answer.
+    own.send(&NO_PCPU).unwrap();
+    assert_eq!(own.recv(&mut [0; 8]).unwrap(), 4);
+    fs::rename(dir.record_path(vmm.child.id()), dir.record_path(0)).unwrap();
+    assert_eq!(ask(), b"ends");
+    assert!(guardian.wait().unwrap().success());
+    vmm.kill();
+    vmm.child.wait().unwrap();
+    fs::remove_dir(vmm.group.join("rest")).unwrap();
+    fs::remove_dir(vmm.group.join("domain0")).unwrap();
+    fs::remove_dir(&vmm.group).unwrap();
+}
+
+#[test]
+fn a_guardian_removes_nothing_that_is_no_record() {
+    let runtime = TempDir::new().unwrap();
+    let dir = StateDir::at(runtime.path().join("vcpufreq"));
+    let owner = owner_of(&HostRoot::default(), std::process::id()).unwrap();
+    let own = VmmRecord::new(owner);
+    dir.write(&own).unwrap();
+    let file = runtime.path().join("file");
+    let [foreign, other_version] = [7, 8].map(|pid| dir.record_path(pid));
+    let more = serde_json::to_string(&own)
+        .unwrap()
+        .replacen('{', "{\"more\":1,", 1);
+    let more = more.replace(&format!("\"pid\":{}", own.owner.pid), "\"pid\":8");
+    for (path, text) in [(&file, "kept"), (&foreign, "kept"), (&other_version, &more)] {
+        fs::write(path, text).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let guard = |what: &str| {
+        let guardian = program(&dir).args(["guardian", what]).output().unwrap();
+        let said = String::from_utf8(guardian.stderr).unwrap();
+        (guardian.status.code(), said.lines().count(), said)
+    };
+    let [by_path, by_name] = [file.to_str().unwrap(), "7.json"].map(guard);
+    assert_eq!((by_path.0, by_name.0), (Some(2), Some(2)));
+    for (number, line) in [("7", "7.json: "), ("8", "8.json: it is another version's")] {
+        let (code, lines, said) = guard(number);
+        assert_eq!((code, lines), (Some(2), 1), "{said}");
+        assert!(said.contains(line), "{said}");
+    }
+    for (path, text) in [(&file, "kept"), (&foreign, "kept"), (&other_version, &more)] {
+        assert_eq!(fs::read_to_string(path).unwrap(), text);
+    }
+}
+
+/// A process whose main thread has ended and whose other thread runs.
+fn without_main_thread() -> Option<Child> {
+    let script = format!(
+        "import ctypes, threading, time\n\
+         threading.Thread(target=time.sleep, args=(3600,)).start()\n\
+         ctypes.CDLL(None).syscall({}, 0)",
+        libc::SYS_exit
+    );
+    let child = Command::new("python3").args(["-c", &script]).spawn().ok()?;
+    let stat = format!("/proc/{}/stat", child.id());
+    let is_zombie = || {
+        let stat = fs::read_to_string(&stat);
+        stat.is_ok_and(|stat| stat_field(&stat, 3) == Some("Z"))
+    };
+    assert!(is_gone_within(PATIENCE, is_zombie));
+    Some(child)
+}
+
+#[test]
+fn a_vmm_without_its_main_thread_keeps_what_it_has() {
+    let runtime = TempDir::new().unwrap();
+    let dir = StateDir::at(runtime.path().join("vcpufreq"));
+    let Some(mut vmm) = without_main_thread() else {
+        println!("SKIP: a VMM without its main thread: no python3");
+        return;
+    };
+    let stat = fs::read_to_string(format!("/proc/{}/stat", vmm.id())).unwrap();
+    let own = owner_of(&HostRoot::default(), std::process::id()).unwrap();
+    let record = VmmRecord {
+        rt: Some(RtHostChanges {
+            cpus: vec![1],
+            idle: Vec::new(),
+            partition: None,
+        }),
+        ..VmmRecord::new(Owner {
+            pid: vmm.id(),
+            start_ticks: stat_field(&stat, 22).unwrap().parse().unwrap(),
+            ..own
+        })
+    };
+    dir.write(&record).unwrap();
+    let path = dir.record_path(vmm.id());
+    let clean = || {
+        let cleaned = program(&dir).arg("cleanup").output().unwrap();
+        String::from_utf8(cleaned.stdout).unwrap()
+    };
+    let said = clean();
+    assert!(path.exists(), "{said}");
+    vmm.kill().unwrap();
+    vmm.wait().unwrap();
+    let said = clean();
+    assert!(!path.exists() && said.contains("json"), "{said}");
+}
+
 /// A terminal: the end that a program would use, and the name of it.
 fn terminal() -> (File, File, String) {
     let open = |path: &str| {
@@ -390,8 +533,7 @@ fn cleanup_removes_what_dead_vmms_left_and_nothing_else() {
     let alone = File::open(&cgroups).unwrap();
     let _alone = Flock::lock(alone, FlockArg::LockExclusive).unwrap();
     let runtime = TempDir::new().unwrap();
-    let root = fs::metadata("/proc/self").unwrap().uid() == 0;
-    let dir = match root {
+    let dir = match is_root() {
         true => StateDir::at(ROOT_DIR),
         false => StateDir::at(runtime.path().join("vcpufreq")),
     };

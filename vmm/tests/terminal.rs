@@ -115,6 +115,12 @@ impl Hooks for AtReset {
         None
     }
 
+    fn helper_end(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+
+    fn on_helper_end(&self) {}
+
     fn on_end(&self) {}
 
     fn on_warning(&self, _text: &str) {}

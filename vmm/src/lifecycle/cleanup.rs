@@ -140,51 +140,67 @@ impl<'a> Cleaner<'a> {
     /// Undoes what `record` names, as far as it can be, and removes it from `dir` if that is all.
     /// What is left, a line each.
     pub fn end(&self, dir: &StateDir, record: &VmmRecord, cleaned: &mut Cleaned) -> Vec<String> {
-        let pid = record.owner.pid;
-        // Without the lock or the others the rest is undone all the same.
-        let lock = dir.lock();
-        let others = dir.raised_by_others(self.host, record, OwnerStatus::InUse);
-        let mut left: Vec<String> = lock.as_ref().err().map(chain).into_iter().collect();
-        let mut tried = |undone: Result<(), String>| left.extend(undone.err());
-        let others_raise = |group: &Path| match &others {
-            Ok(others) => others
-                .iter()
-                .any(|other| other.paths().any(|path| path == group)),
-            Err(_) => true,
-        };
+        // What waits for threads that end comes first: others wait for the lock.
+        let mut left = self.own_groups(record, cleaned);
+        let raises = record.raises().paths().next().is_some();
+        let lock = raises.then(|| dir.lock());
+        // Without the lock the rest is undone all the same.
+        match lock.transpose() {
+            Ok(_lock) => {
+                left.extend(self.put_back(dir, record));
+                if left.is_empty() {
+                    left = remove_record(&dir.record_path(record.owner.pid));
+                }
+            }
+            Err(why) => {
+                left.push(chain(&why));
+                left.extend(self.put_back(dir, record));
+            }
+        }
+        left
+    }
+
+    /// Removes the VMM's own groups, and what it changed for real-time vCPUs. What is left.
+    fn own_groups(&self, record: &VmmRecord, cleaned: &mut Cleaned) -> Vec<String> {
+        let mut left = Vec::new();
         if let Some(groups) = &record.groups {
+            // What is raised for them may be raised for others, too.
             let groups = GroupRecord {
-                raised_min: groups.raised_min && !others_raise(&groups.origin),
+                raised_min: false,
                 ..groups.clone()
             };
-            tried(
-                self.groups(&groups, cleaned)
-                    .map_err(|error| error.to_string()),
-            );
+            let removed = self.groups(&groups, cleaned);
+            left.extend(removed.err().map(|error| error.to_string()));
         }
         if let Some(rt) = &record.rt {
-            let undone = rt.undo(self.host, self.tree, pid, self.patience);
-            let undone = undone.map(|removed| cleaned.removed.extend(removed));
-            tried(undone.map_err(|error| error.to_string()));
+            match rt.undo(self.host, self.tree, record.owner.pid, self.patience) {
+                Ok(removed) => cleaned.removed.extend(removed),
+                Err(error) => left.push(error.to_string()),
+            }
         }
+        left
+    }
+
+    /// Puts back what it changed of others' groups and threads. What is left.
+    fn put_back(&self, dir: &StateDir, record: &VmmRecord) -> Vec<String> {
+        let mut left = Vec::new();
         if let Some(adopted) = &record.adopted {
-            tried(adopted.put_back().map_err(|error| error.to_string()));
+            let put = adopted.put_back();
+            left.extend(put.err().map(|error| error.to_string()));
         }
-        tried(match &others {
-            Ok(others) => record
-                .raises()
-                .put_back(others)
-                .map_err(|error| error.to_string()),
-            Err(error) => Err(chain(error)),
-        });
+        match dir.raised_by_others(self.host, record, OwnerStatus::InUse) {
+            Ok(others) => {
+                let put = record.raises().put_back(&others);
+                left.extend(put.err().map(|error| error.to_string()));
+            }
+            Err(error) => left.push(chain(&error)),
+        }
         for thread in &record.threads {
             let host::BorrowedThread { pid, tid, .. } = thread;
-            tried(thread.put_back(self.host).map_err(|error| {
+            let put = thread.put_back(self.host);
+            left.extend(put.err().map(|error| {
                 format!("the clamp of thread {tid} of process {pid} can't be put back: {error}")
             }));
-        }
-        if left.is_empty() {
-            left = remove_record(&dir.record_path(pid));
         }
         left
     }
@@ -195,7 +211,7 @@ impl<'a> Cleaner<'a> {
         let Some(file) = state::open(path)? else {
             return Ok(None);
         };
-        let held = state::lock_within(file, self.patience)?;
+        let held = state::lock_within(file, self.patience).map_err(|(_, error)| error)?;
         Ok(path.exists().then_some(held))
     }
 
@@ -211,7 +227,8 @@ impl<'a> Cleaner<'a> {
             return;
         }
         cleaned.left.push(format!(
-            "{} is no record of ours ({why}); remove it by hand if it is not needed",
+            "{} can't be read as a record ({why}); use the version that wrote it, or remove it by hand \
+             if it is not needed",
             path.display()
         ));
     }

@@ -31,6 +31,21 @@ impl CgroupTree for Directories {
     }
 }
 
+/// The same, of which a group can be removed only while nothing has the lock.
+struct Unlocked<'a>(&'a StateDir);
+
+impl CgroupTree for Unlocked<'_> {
+    fn make(&self, dir: &Path) -> io::Result<()> {
+        Directories.make(dir)
+    }
+
+    fn remove(&self, dir: &Path) -> io::Result<()> {
+        let state = File::open(self.0.path())?;
+        drop(state::lock_within(state, Duration::ZERO).map_err(|(_, error)| error)?);
+        Directories.remove(dir)
+    }
+}
+
 struct Scene {
     host: FakeHost,
     state: StateDir,
@@ -120,6 +135,22 @@ fn a_dead_vmms_groups_and_record_go_and_nothing_else() {
     assert_eq!(scene.there(), (false, false));
     assert!(scene.cgroup("stranger").exists());
     assert!(scene.clean().removed.is_empty());
+}
+
+#[test]
+fn what_waits_for_threads_to_end_has_no_lock() {
+    let scene = Scene::new();
+    let mut record = scene.state.list().unwrap().remove(0).1.unwrap();
+    record.raised = RaisedGroups::one(scene.cgroup("gone"), "0.00");
+    let host = scene.host.root();
+    let cleaner = Cleaner {
+        tree: &Unlocked(&scene.state),
+        may_be_group: |_| true,
+        ..Cleaner::new(&host)
+    };
+    let left = cleaner.end(&scene.state, &record, &mut Cleaned::default());
+    assert_eq!(left, [""; 0]);
+    assert_eq!(scene.there(), (false, false));
 }
 
 #[test]

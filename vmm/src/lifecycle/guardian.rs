@@ -7,24 +7,24 @@
 //!  the kernel closes the VMM's when that is gone, kill -9 included ─▶ end of file
 //! ```
 //! It starts before the VMM makes anything, in a session of its own, and ignores signals that end
-//! process groups. It knows the VMM by its record and its terminal only. A request names no file:
-//! it is one byte, or that and the number of a pCPU. A malformed request gets no answer.
+//! process groups. It knows the VMM by its number and its terminal only; the VMM's record is that of
+//! this number in the user's own directory. A request names no file: it is one byte, or that and the
+//! number of a pCPU. A malformed request gets no answer.
 
 use std::{
     io::{self, IsTerminal, Read, Write},
-    net::Shutdown,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     os::unix::net::UnixDatagram,
     path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex, PoisonError},
-    thread::sleep,
     time::Duration,
 };
 
 use anyhow::{Context, bail};
 use nix::{
     errno::Errno,
+    poll::PollFlags,
     sys::termios::{LocalFlags, OutputFlags, SetArg, Termios, tcgetattr, tcsetattr},
     unistd::{self, setsid},
 };
@@ -35,30 +35,40 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
-    lifecycle::state::{self, NoRecord, OwnerStatus, StateDir},
-    message::chain,
-    sys::{self, message_sockets, uninterrupted},
+    lifecycle::state::{self, NoRecord, Owner, OwnerStatus, StateDir},
+    message::{chain, warn},
+    patience::patience,
+    sys::{self, message_sockets, pidfd_open, uninterrupted},
 };
 
 /// The guardian's output when it is on guard.
 const READY: &[u8] = b"on guard\n";
-/// How often to look whether a VMM that is ending has ended. It takes some
-/// milliseconds, or as long as a device keeps one of its threads in the kernel.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How often to look whether a VMM that is ending has ended, beside the file that shows it.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long to try to remove a cgroup whose processes are ending.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long threads that are just leaving a cgroup of a VMM that lives may take.
 const LEAVING: Duration = Duration::from_millis(500);
+/// How long the guardian may take to answer, which waits for a lock at most. It is waited for in parts,
+/// the first of which ends with a line.
+const ANSWERS_WITHIN: Duration = patience(30);
+const PART: Duration = Duration::from_secs(1);
+/// How long a guardian that ends may take to end.
+const ENDS_WITHIN: Duration = patience(5);
 /// The request to undo all that is on record; the answer is what is left, a line each.
 const UNDO: u8 = b'u';
+/// The request to end. The answer is [`ENDS`], or anything else while the record is there: then the
+/// guardian stays.
+const DISMISS: u8 = b'd';
+const ENDS: &[u8] = b"ends";
 /// The request for an event of a pCPU's frequency, whose number follows in 4 bytes, the lowest
 /// first; the answer is the number of an error, 0 if a file comes with it.
 const FREQUENCY: u8 = b'f';
 /// More than each request and answer has bytes.
 const MESSAGE: usize = 64 << 10;
 
-/// A guardian, seen from its VMM.
+/// A guardian, seen from its VMM. One that is dropped stays on guard until this process is gone.
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
@@ -67,19 +77,31 @@ pub struct Guardian {
 
 /// The VMM's end of the pair of sockets: what it asks its guardian for.
 #[derive(Debug)]
-pub struct GuardianSocket(Mutex<UnixDatagram>);
+pub struct GuardianSocket {
+    answers: Mutex<Answers>,
+    /// Readable when the guardian has ended.
+    ended: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Answers {
+    socket: UnixDatagram,
+    /// An answer did not come. If it comes late, it would be taken for the next.
+    are_lost: bool,
+}
 
 impl Guardian {
-    /// Starts one for this process, whose record will be at `record`; it is on
-    /// guard when this returns.
+    /// Starts one for this process; it is on guard when this returns.
     ///
     /// # Errors
     /// When the process can't be started.
-    pub fn start(record: &Path) -> anyhow::Result<Self> {
+    pub fn start() -> anyhow::Result<Self> {
         let (own, other) = message_sockets().context("can't make sockets for the guardian")?;
+        own.set_read_timeout(Some(PART))?;
+        own.set_write_timeout(Some(PART))?;
         let mut child = Command::new("/proc/self/exe")
             .arg("guardian")
-            .arg(record)
+            .arg(std::process::id().to_string())
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(other)))
             .stdout(Stdio::piped())
@@ -97,7 +119,12 @@ impl Guardian {
             let status = child.wait().context("the guardian did not start")?;
             bail!("the guardian ended at once with {status}; try again");
         }
-        let socket = Arc::new(GuardianSocket(Mutex::new(own)));
+        let ended = pidfd_open(child.id()).context("the guardian can't be watched")?;
+        let answers = Mutex::new(Answers {
+            socket: own,
+            are_lost: false,
+        });
+        let socket = Arc::new(GuardianSocket { answers, ended });
         Ok(Self { child, socket })
     }
 
@@ -106,26 +133,52 @@ impl Guardian {
         self.socket.clone()
     }
 
-    /// Ends the guardian of a VMM that ends and has removed its record. If a record is left, drop
-    /// the guardian instead: it stays on guard until this process is gone.
-    pub fn dismiss(self) {
-        let Self { mut child, socket } = self;
-        socket.end();
-        // It can't fail for a child that hasn't been waited for.
-        let _ = child.wait();
+    /// A file that is readable when it has ended.
+    pub fn ended(&self) -> BorrowedFd<'_> {
+        self.socket.ended()
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        sys::is_ready(self.ended(), PollFlags::POLLIN, Duration::ZERO)
+    }
+
+    /// Ends the guardian of a VMM that ends and has removed its record. While the record is there, the
+    /// guardian refuses: it stays on guard until this process is gone.
+    pub fn dismiss(mut self) {
+        let mut answer = [0; ENDS.len()];
+        let answered = self.socket.ask(&[DISMISS], &mut answer);
+        let ends = answered.is_ok_and(|(bytes, _)| answer[..bytes] == *ENDS);
+        if !ends && !self.has_ended() {
+            return;
+        }
+        if sys::is_ready(self.ended(), PollFlags::POLLIN, ENDS_WITHIN) {
+            // It can't fail for a child that hasn't been waited for.
+            let _ = self.child.wait();
+        } else {
+            let pid = self.child.id();
+            warn(&format!(
+                "its guardian, process {pid}, doesn't end; see why"
+            ));
+        }
     }
 }
 
 impl GuardianSocket {
+    /// A file that is readable when the guardian has ended.
+    pub fn ended(&self) -> BorrowedFd<'_> {
+        self.ended.as_fd()
+    }
+
     /// Has all that is on record undone, and the record removed. The vCPU threads have ended.
     /// Returns what is left, a line each.
     ///
     /// # Errors
-    /// When the guardian has ended.
+    /// When the guardian has ended, or doesn't answer.
     pub fn undo(&self) -> anyhow::Result<Vec<String>> {
         let mut answer = vec![0; MESSAGE];
         let (bytes, _) = self.ask(&[UNDO], &mut answer).context(
-            "the guardian, which undoes what this VMM changed, has ended; run vcpufreq cleanup",
+            "the guardian, which undoes what this VMM changed, doesn't answer; run vcpufreq cleanup",
         )?;
         let text = String::from_utf8_lossy(&answer[..bytes]);
         Ok(text.lines().map(str::to_owned).collect())
@@ -146,18 +199,35 @@ impl GuardianSocket {
         }
     }
 
-    /// It asks nothing more: the guardian ends.
-    fn end(&self) {
-        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A guardian that was killed hears nothing.
-        let _ = socket.shutdown(Shutdown::Both);
-    }
-
     fn ask(&self, request: &[u8], answer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A late answer would be taken for the next.
-        uninterrupted(|| socket.send(request))?;
-        let (bytes, file) = uninterrupted(|| Ok(socket.recv_with_fd(answer)?))?;
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        if answers.are_lost {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let asked = answers.ask(request, answer);
+        answers.are_lost = asked.is_err();
+        asked
+    }
+}
+
+impl Answers {
+    fn ask(&self, request: &[u8], answer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        uninterrupted(|| self.socket.send(request))?;
+        let mut waited = Duration::ZERO;
+        let (bytes, file) = loop {
+            match uninterrupted(|| Ok(self.socket.recv_with_fd(answer)?)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                answered => break answered?,
+            }
+            if waited.is_zero() {
+                let most = ANSWERS_WITHIN.as_secs();
+                warn(&format!("waits for its guardian, at most {most} s"));
+            }
+            waited += PART;
+            if waited >= ANSWERS_WITHIN {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        };
         match bytes {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             _ => Ok((bytes, file.map(OwnedFd::from))),
@@ -200,13 +270,13 @@ impl Terminal {
     }
 }
 
-/// The guardian's own life: until the VMM whose record is at `record` is gone
-/// and nothing of it is left.
+/// The guardian's own life: until the VMM, process `pid`, is gone and nothing of it is left.
 ///
 /// # Errors
 /// When it could not go on guard, or something could not be removed; then the
 /// record stays for the next start or cleanup.
-pub fn guard(record: &Path) -> anyhow::Result<()> {
+pub fn guard(pid: u32) -> anyhow::Result<()> {
+    let dir = StateDir::of_user()?;
     sys::ignore_group_signals();
     // Fails for the leader of a process group only, which a child isn't.
     setsid().context("can't leave the session")?;
@@ -214,15 +284,17 @@ pub fn guard(record: &Path) -> anyhow::Result<()> {
     let mut output = io::stdout();
     output.write_all(READY)?;
     output.flush()?;
-    serve(record);
+    let record = dir.record_path(pid);
+    serve(&record);
     // A VMM that ends by itself puts it back, then removes its record.
     if let Some(terminal) = terminal.filter(|_| record.exists()) {
         terminal.put_back();
     }
-    clean_after(record)
+    clean_after(&record)
 }
 
-/// Answers the VMM's requests until the end of the file. A signal interrupts at most.
+/// Answers the VMM's requests until the end of the file, or until it is dismissed. A signal interrupts
+/// at most.
 fn serve(record: &Path) {
     let stdin = io::stdin();
     let Ok(socket) = stdin.as_fd().try_clone_to_owned().map(UnixDatagram::from) else {
@@ -234,6 +306,12 @@ fn serve(record: &Path) {
         // is killed meanwhile has no use for the answer.
         let _ = match unistd::read(&stdin, &mut request) {
             Ok(0) => return,
+            Ok(1) if request[0] == DISMISS && !is_there(record) => {
+                // It waits for the end, not for this.
+                let _ = socket.send(ENDS);
+                return;
+            }
+            Ok(1) if request[0] == DISMISS => socket.send(&[DISMISS]),
             Ok(1) if request[0] == UNDO => socket.send(undo(record).as_bytes()),
             Ok(5) if request[0] == FREQUENCY => {
                 let number = [1, 2, 3, 4].map(|index| request[index]);
@@ -245,6 +323,11 @@ fn serve(record: &Path) {
             Err(_) => return,
         };
     }
+}
+
+/// Whether there is anything by the name of a record.
+fn is_there(record: &Path) -> bool {
+    record.symlink_metadata().is_ok()
 }
 
 /// Undoes what a living VMM changed. What is left, a line each; an empty line if nothing is.
@@ -289,20 +372,33 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
     match state::read(path) {
         Ok(record) => {
             cleaner.check(path, &record)?;
-            // Its files are closed a moment before the process is gone.
-            while record.owner.status(&KernelHost::from(&host)) == OwnerStatus::InUse {
-                sleep(LOOK_EVERY);
-            }
+            wait_for_end(&record.owner, &KernelHost::from(&host));
             #[cfg(feature = "bpf")]
             vcpufreq_host_bpf::sweep();
             cleaner.by_record(path, &record, &mut cleaned);
         }
         // Removed by the VMM itself, or never finished.
-        Err(NoRecord::Gone | NoRecord::Wrong(_)) => state::remove(path)?,
-        Err(why) => return Err(why.into()),
+        Err(NoRecord::Gone) => state::remove_beside(path)?,
+        Err(why) => return Err(anyhow::Error::from(why).context(path.display().to_string())),
     }
     if let Some(left) = cleaned.left.first() {
         bail!("{left}");
     }
     Ok(())
+}
+
+/// Waits for the end of a VMM, whose files are closed before it is gone: for milliseconds, or as long
+/// as the kernel takes to free its memory. A VMM that has only dropped its guardian is waited for, too.
+fn wait_for_end(owner: &Owner, host: &KernelHost) {
+    // Readable when no thread of the process is left.
+    let process = pidfd_open(owner.pid).ok();
+    while owner.status(host) == OwnerStatus::InUse {
+        match &process {
+            Some(process) => {
+                sys::is_ready(process.as_fd(), PollFlags::POLLIN, LOOK_EVERY);
+            }
+            // It has ended, or Linux is older than 5.3.
+            None => std::thread::sleep(LOOK_EVERY),
+        }
+    }
 }

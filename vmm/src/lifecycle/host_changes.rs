@@ -9,7 +9,7 @@ use vcpufreq_rt::{KernelHost, Vcpus};
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
     lifecycle::guardian::Guardian,
-    lifecycle::state::{StateDir, VmmRecord},
+    lifecycle::state::{StateDir, VmmRecord, known},
 };
 
 /// What this VMM has changed on the host, as recorded.
@@ -24,13 +24,12 @@ impl HostChanges {
     ///
     /// # Errors
     /// Why there can't be a record or a guardian, or which guest has one of the pCPUs. Nothing is
-    /// left then.
+    /// left then, or it is a line too, and the guardian stays on guard for it.
     pub fn begin(mut record: VmmRecord, report: impl Fn(&str)) -> anyhow::Result<Self> {
         let host = HostRoot::default();
         let dir = StateDir::of_user()?;
-        put_back_of_dead(&dir, &host, report)?;
-        let path = dir.record_path(record.owner.pid);
-        let guardian = Guardian::start(&path)?;
+        put_back_of_dead(&dir, &host, &report)?;
+        let guardian = Guardian::start()?;
         let begun = write_alone(&dir, &host, &mut record);
         match begun.and_then(|()| record.raise(&dir, &host)) {
             Ok(()) => Ok(Self { guardian }),
@@ -41,7 +40,8 @@ impl HostChanges {
                     rt: None,
                     ..record
                 };
-                Cleaner::new(&host).end(&dir, &only, &mut Cleaned::default());
+                let left = Cleaner::new(&host).end(&dir, &only, &mut Cleaned::default());
+                left.iter().for_each(|why| report(why));
                 guardian.dismiss();
                 Err(error)
             }
@@ -53,18 +53,33 @@ impl HostChanges {
         &self.guardian
     }
 
-    /// Has the guardian undo everything, and ends that. The vCPU threads have ended.
+    /// Starts another guardian in the place of one that has ended.
+    ///
+    /// # Errors
+    /// As [`Guardian::start`].
+    pub fn guard_again(&mut self) -> anyhow::Result<()> {
+        let ended = std::mem::replace(&mut self.guardian, Guardian::start()?);
+        ended.dismiss();
+        Ok(())
+    }
+
+    /// Has the guardian undo everything. The vCPU threads have ended. What was undone before is no
+    /// error.
     ///
     /// # Errors
     /// All that could not be undone. The guardian stays and tries again when this
     /// process is gone.
-    pub fn undo(self) -> anyhow::Result<()> {
+    pub fn undo(&self) -> anyhow::Result<()> {
         let left = self.guardian.socket().undo()?;
         if left.iter().any(|line| !line.is_empty()) {
             bail!("not all is as it was: {}", left.join("; "));
         }
-        self.guardian.dismiss();
         Ok(())
+    }
+
+    /// Ends the guardian, if nothing is left to undo.
+    pub fn end(self) {
+        self.guardian.dismiss();
     }
 }
 
@@ -105,7 +120,8 @@ fn check_free(dir: &StateDir, host: &HostRoot, mine: &VmmRecord) -> anyhow::Resu
     let mine = mine.cpus();
     let look = KernelHost::from(host);
     for (_, other) in dir.list()? {
-        let Ok(other) = other.map(|record| record.cpus()) else {
+        // Of another version's the CPUs count all the same. What is no record was reported.
+        let Some(other) = known(&other).map(VmmRecord::cpus) else {
             continue;
         };
         if other.owner.pid == mine.owner.pid {
@@ -220,5 +236,16 @@ mod tests {
         }
         assert_eq!(of(0, Vcpus::RealTime), Ok(()));
         assert_eq!(of(1, Vcpus::Pinned), Ok(()));
+    }
+
+    #[test]
+    fn a_guest_of_another_version_has_its_cpus() {
+        let scene = Scene::new();
+        scene.dir.write(&scene.guest(7, &[3], &[])).unwrap();
+        let path = scene.dir.record_path(7);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replacen('{', "{\"more\":1,", 1)).unwrap();
+        let line = scene.refusal(&[3], &[]).unwrap();
+        assert!(line.contains("guest of process 7"), "{line}");
     }
 }

@@ -9,11 +9,14 @@ use nix::fcntl::Flock;
 use vcpufreq_device::host::{HostRoot, RaisedGroups};
 use vcpufreq_rt::{KernelHost, OwnerStatus};
 
-use super::state::{StateDir, VmmRecord, lock_within};
-use crate::patience::patience;
+use super::state::{StateDir, VmmRecord, known, lock_within};
+use crate::{message::warn, patience::patience};
 
-/// Others hold the lock while threads leave a cgroup, which takes milliseconds.
+/// Others hold the lock while they read and write files. Nothing that waits for another process' end
+/// has it.
 const PATIENCE: Duration = patience(10);
+/// A wait that takes longer is a line.
+const SILENCE: Duration = Duration::from_secs(1);
 
 impl VmmRecord {
     /// The groups that are raised for its VM.
@@ -40,6 +43,9 @@ impl VmmRecord {
     /// [`AdoptedGroups::capped`](vcpufreq_device::host::AdoptedGroups::capped), [`StateDir::write`]
     /// and [`RaisedGroups::raise`]. From the write on, the record has what is to be put back.
     pub fn raise(&mut self, dir: &StateDir, host: &HostRoot) -> anyhow::Result<()> {
+        if self.clamped().next().is_none() {
+            return Ok(());
+        }
         let _lock = dir.lock()?;
         // What a dead program has raised is still so while it has a record.
         let mut raised = RaisedGroups::default();
@@ -66,7 +72,14 @@ impl StateDir {
     pub fn lock(&self) -> anyhow::Result<Flock<File>> {
         let path = self.path();
         let dir = File::open(path).with_context(|| format!("can't open {}", path.display()))?;
-        let Ok(held) = lock_within(dir, PATIENCE) else {
+        let held = lock_within(dir, SILENCE).or_else(|(dir, _)| {
+            let (path, most) = (path.display(), PATIENCE.as_secs());
+            warn(&format!(
+                "another vcpufreq keeps {path} locked; waits at most {most} s"
+            ));
+            lock_within(dir, PATIENCE)
+        });
+        let Ok(held) = held else {
             bail!(
                 "another vcpufreq keeps {} locked; see which one hangs",
                 path.display()
@@ -87,10 +100,9 @@ impl StateDir {
         too: OwnerStatus,
     ) -> anyhow::Result<Vec<RaisedGroups>> {
         let look = KernelHost::from(host);
-        let others = self
-            .list()?
-            .into_iter()
-            .filter_map(|(_, record)| record.ok());
+        let all = self.list()?;
+        // Those of another version as far as this one knows what they have.
+        let others = all.iter().filter_map(|(_, record)| known(record));
         let others = others.filter(|other| {
             let status = other.owner.status(&look);
             let counts = matches!(status, OwnerStatus::InUse | OwnerStatus::Unseen);
@@ -187,6 +199,31 @@ mod tests {
             let min = self.host.root().text(format!("{SLICE}/cpu.uclamp.min"));
             min.unwrap()
         }
+    }
+
+    #[test]
+    fn a_vm_without_groups_waits_for_no_lock() {
+        let scene = Scene::new();
+        let mut record = scene.record(7);
+        scene.dir.write(&record).unwrap();
+        let _held = scene.dir.lock().unwrap();
+        record.raise(&scene.dir, &scene.host.root()).unwrap();
+        assert_eq!(scene.end(&record), "12.00");
+        assert!(!scene.host.root().path(ROOT_DIR).exists());
+    }
+
+    #[test]
+    fn what_another_version_has_raised_stays_raised() {
+        let scene = Scene::new();
+        let first = scene.serve(7);
+        let second = scene.serve(8);
+        let path = scene.dir.record_path(8);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let more = text.replacen('{', "{\"more\":1,", 1);
+        std::fs::write(&path, more).unwrap();
+        assert_eq!(scene.end(&first), "max");
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(scene.end(&second), "12.00");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! directory. With the record, all of it can be removed after any process was killed.
 //!
 //! A record is valid as long as the process with its number is the one that wrote it: same boot,
-//! same start time, not a zombie. Otherwise it is stale. After another boot nothing is left but the
+//! same start time, one of its threads lives. Otherwise it is stale. After another boot nothing is left but the
 //! record itself.
 
 use std::{
@@ -30,6 +30,11 @@ pub const ROOT_DIR: &str = vcpufreq_rt::DIR;
 
 /// How often to try a lock. Those who hold one wait for killed processes, which takes 1 to 20 ms.
 const TRY_EVERY: Duration = Duration::from_millis(5);
+
+/// The fields of [`VmmRecord`].
+const FIELDS: [&str; 7] = [
+    "owner", "groups", "rt", "pinned", "threads", "adopted", "raised",
+];
 
 /// What a VMM is about to make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -206,7 +211,7 @@ impl StateDir {
         for path in paths {
             let record = match read_in(&dir, &path) {
                 Err(NoRecord::Gone) => continue,
-                Err(why @ NoRecord::Wrong(_)) => Err(why.into()),
+                Err(why @ (NoRecord::Wrong(_) | NoRecord::OtherVersion { .. })) => Err(why.into()),
                 record => Ok(record?),
             };
             records.push((path, record));
@@ -252,9 +257,28 @@ pub enum NoRecord {
         /// What it names.
         what: PathBuf,
     },
+    /// It has more than this version knows.
+    #[error("it is another version's: {why}")]
+    OtherVersion {
+        /// What this version knows of it.
+        known: Box<VmmRecord>,
+        /// What it doesn't know.
+        why: String,
+    },
     /// It isn't one.
     #[error("{0}")]
     Wrong(String),
+}
+
+/// A record as far as this version knows what is in it; none of a file that is no record.
+pub fn known(record: &anyhow::Result<VmmRecord>) -> Option<&VmmRecord> {
+    match record {
+        Ok(record) => Some(record),
+        Err(why) => match why.downcast_ref()? {
+            NoRecord::OtherVersion { known, .. } => Some(known),
+            _ => None,
+        },
+    }
 }
 
 /// Reads a record.
@@ -262,7 +286,8 @@ pub enum NoRecord {
 /// # Errors
 /// [`NoRecord::Gone`] when there is none, [`NoRecord::Untrusted`] when another user may have
 /// written it, [`NoRecord::Wrong`] when it isn't finished, isn't a record or is another process',
-/// [`NoRecord::Foreign`] when it names what no VMM makes.
+/// [`NoRecord::OtherVersion`] when it has more than this version knows, [`NoRecord::Foreign`] when it
+/// names what no VMM makes.
 pub fn read(path: &Path) -> Result<VmmRecord, NoRecord> {
     match directory_of(path)? {
         Some(dir) => read_in(&dir, path),
@@ -276,20 +301,38 @@ fn read_in(dir: &OwnDir, path: &Path) -> Result<VmmRecord, NoRecord> {
         return wrong("it is not finished".to_owned());
     }
     let text = dir.read(name_of(path))?.ok_or(NoRecord::Gone)?;
-    let record: VmmRecord = match serde_json::from_str(&text) {
+    let (record, more) = match parse(&text) {
         Ok(record) => record,
         Err(why) => return wrong(why.to_string()),
     };
     if Some(record.owner.pid) != pid_of(path) {
         return wrong(format!("it is the record of process {}", record.owner.pid));
     }
-    match record.foreign() {
-        Some(what) => Err(NoRecord::Foreign {
+    if let Some(what) = record.foreign() {
+        return Err(NoRecord::Foreign {
             record: path.to_owned(),
             what: what.to_owned(),
+        });
+    }
+    match more {
+        Some(why) => Err(NoRecord::OtherVersion {
+            known: Box::new(record),
+            why,
         }),
         None => Ok(record),
     }
+}
+
+/// A record in a text, and what else is there that this version doesn't know.
+fn parse(text: &str) -> serde_json::Result<(VmmRecord, Option<String>)> {
+    let why = match serde_json::from_str(text) {
+        Ok(record) => return Ok((record, None)),
+        Err(why) => why,
+    };
+    let mut fields: serde_json::Map<_, _> = serde_json::from_str(text)?;
+    fields.retain(|name, _| FIELDS.contains(&&**name));
+    let known = serde_json::from_value(fields.into());
+    known.map(|known| (known, Some(why.to_string())))
 }
 
 /// Opens a record, if it is there.
@@ -306,13 +349,14 @@ pub fn open(path: &Path) -> Result<Option<File>, Untrusted> {
 /// Locks `file`, which another may hold for as long as `patience`.
 ///
 /// # Errors
-/// `EWOULDBLOCK` when another still holds it then, or another errno of flock(2).
-pub fn lock_within(mut file: File, patience: Duration) -> Result<Flock<File>, Errno> {
+/// `EWOULDBLOCK` when another still holds it then, or another errno of flock(2); with the file, which
+/// isn't locked.
+pub fn lock_within(mut file: File, patience: Duration) -> Result<Flock<File>, (File, Errno)> {
     let until = Instant::now() + patience;
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(held) => return Ok(held),
-            Err((_, error)) if Instant::now() >= until => return Err(error),
+            Err(unlocked) if Instant::now() >= until => return Err(unlocked),
             Err((unlocked, _)) => file = unlocked,
         }
         sleep(TRY_EVERY);
@@ -370,10 +414,25 @@ impl VmmRecord {
 /// Removes a record, what a killed writer left of it, and its VMM's socket.
 ///
 /// # Errors
-/// As [`OwnDir::open`] and [`OwnDir::remove`]. The record goes last: when another file can't be
-/// removed, it stays.
+/// As [`OwnDir::open`], [`OwnDir::file`] and [`OwnDir::remove`]; what has not the name of a record, or
+/// isn't a file that this user could have written, stays. The record goes last: when another file
+/// can't be removed, it stays.
 pub fn remove(path: &Path) -> io::Result<()> {
+    if pid_of(path).is_none() || is_unfinished(path) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    if let Some(dir) = directory_of(path)? {
+        dir.file(name_of(path))?;
+    }
     remove_all(&[&unfinished(path), &socket_of(path), path])
+}
+
+/// Removes what a killed writer left of the record at `path`, which is gone, and its VMM's socket.
+///
+/// # Errors
+/// As [`OwnDir::open`] and [`OwnDir::remove`].
+pub fn remove_beside(path: &Path) -> io::Result<()> {
+    remove_all(&[&unfinished(path), &socket_of(path)])
 }
 
 /// Removes a file of the directory, if it is there, and the directory when that

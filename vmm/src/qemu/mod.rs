@@ -130,7 +130,8 @@ impl Supervisor<'_> {
                 self.go_on(why);
             }
         };
-        self.machine.map(end);
+        let signals = self.signals;
+        self.machine.map(|machine| end(machine, signals));
         Ok(status)
     }
 
@@ -142,7 +143,9 @@ impl Supervisor<'_> {
     /// Serves the vCPUs that QEMU has now, if they are others. Else QEMU goes on alone: this program
     /// waits for it, and no other server takes it over.
     fn go_on(&mut self, why: Fate) {
-        if let Some(left) = self.machine.take().and_then(end) {
+        let signals = self.signals;
+        let ended = self.machine.take();
+        if let Some(left) = ended.and_then(|machine| end(machine, signals)) {
             match left.goes_on(why) {
                 true => self.start(left.vmm, &left.threads),
                 false => forget(&left.vmm),
@@ -156,7 +159,9 @@ impl Supervisor<'_> {
         let lost = machine.map(ServedVm::lost);
         let of_lost = usize::from(lost.is_some());
         let ends = machine.into_iter().flat_map(ServedVm::ends);
-        let files: Vec<_> = lost.into_iter().chain(ends).collect();
+        let mut files: Vec<_> = lost.into_iter().chain(ends).collect();
+        let guardian = files.len();
+        files.extend(machine.and_then(ServedVm::guardian_ended));
         let look = self.waiting.next_look().or(machine.map(|_| LOOK_EVERY));
         match wait(self.signals, &files, look)? {
             Ready::Signal(Signal::SIGCHLD) => {}
@@ -164,6 +169,9 @@ impl Supervisor<'_> {
             Ready::File(index) if index < of_lost => {
                 warn(WORKER_DIED);
                 return Ok(Some(Fate::Ended));
+            }
+            Ready::File(index) if index >= guardian => {
+                self.machine.iter_mut().for_each(ServedVm::guard_again);
             }
             Ready::File(_) => return Ok(Some(Fate::Ended)),
             Ready::Nothing => {
@@ -177,8 +185,8 @@ impl Supervisor<'_> {
 
 /// What is left of it; nothing that can be served again, if not all can be put back. A warning names
 /// that: the exit code is QEMU's all the same, and the guardian tries again when this process ends.
-fn end(machine: ServedVm) -> Option<LeftVmm> {
-    let (left, undone) = machine.end();
+fn end(machine: ServedVm, signals: &EndSignals) -> Option<LeftVmm> {
+    let (left, undone) = machine.end(signals);
     if let Err(error) = undone {
         warn(&format!("process {}: {}", left.vmm.pid(), chain(&error)));
         forget(&left.vmm);

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What happens to bridge and threads at the moments of a guest's virtual machine.
 
-use std::sync::Arc;
+use std::{
+    os::fd::BorrowedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use vcpufreq_device::{
     VcpuId,
@@ -11,6 +17,7 @@ use vcpufreq_device::{
 
 use super::rt::RtGuest;
 use crate::{
+    lifecycle::guardian::GuardianSocket,
     message::warn,
     sandbox::{Limits, Sandbox, ThreadClass},
     vm::Hooks,
@@ -24,6 +31,35 @@ pub struct GuestHooks {
     pub rt: RtGuest,
     /// Where the threads go, and what they may use then.
     pub sandbox: Option<(Arc<Sandbox>, Limits)>,
+    /// The guardian, as long as none has reported its end.
+    pub guardian: WatchedGuardian,
+}
+
+/// A guardian whose end is to be reported once.
+pub struct WatchedGuardian {
+    guardian: Arc<GuardianSocket>,
+    is_lost: AtomicBool,
+}
+
+impl From<Arc<GuardianSocket>> for WatchedGuardian {
+    fn from(guardian: Arc<GuardianSocket>) -> Self {
+        Self {
+            guardian,
+            is_lost: AtomicBool::new(false),
+        }
+    }
+}
+
+impl WatchedGuardian {
+    fn end(&self) -> Option<BorrowedFd<'_>> {
+        (!self.is_lost.load(Relaxed)).then(|| self.guardian.ended())
+    }
+
+    /// The sandbox lets this program start no other one.
+    fn report_end(&self) {
+        self.is_lost.store(true, Relaxed);
+        warn("its guardian has ended; when this program has ended, run vcpufreq cleanup");
+    }
 }
 
 impl Hooks for GuestHooks {
@@ -48,6 +84,14 @@ impl Hooks for GuestHooks {
         };
         self.bridge.iter().for_each(BridgeHandle::confine);
         sandbox.enter_last(*limits)
+    }
+
+    fn helper_end(&self) -> Option<BorrowedFd<'_>> {
+        self.guardian.end()
+    }
+
+    fn on_helper_end(&self) {
+        self.guardian.report_end();
     }
 
     fn on_vcpu_moved(&self, vcpu: VcpuId) {

@@ -35,6 +35,7 @@ use crate::{
     events::{self, EventReport, EventWriter},
     kernel_version::host_headroom,
     lifecycle::{
+        guardian::Guardian,
         host_changes::HostChanges,
         state::{VmmRecord, owner_of},
     },
@@ -105,8 +106,10 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     let begun = begun.and_then(|_| rt.begin(&host));
     // From here on the record keeps apply and restore off.
     drop(applied);
-    let ran = begun.and_then(|()| run_and_report((config, confined), &host, offer, rt));
+    let ran = begun
+        .and_then(|()| run_and_report((config, confined), (&host, changes.guardian()), offer, rt));
     let erased = changes.undo();
+    changes.end();
     let code = ran?;
     erased.map(|()| code)
 }
@@ -120,7 +123,7 @@ pub(crate) fn configuration(options: RunArgs, host: &HostCpus) -> anyhow::Result
 
 fn run_and_report(
     (config, confined): (RunConfig, Option<Arc<Confined>>),
-    host: &HostRoot,
+    (host, guardian): (&HostRoot, &Guardian),
     offer: Option<HostOffer>,
     rt: RtGuest,
 ) -> anyhow::Result<u8> {
@@ -134,7 +137,7 @@ fn run_and_report(
     let events = config.options.bridge.events.as_deref();
     let events = events.map(events::create).transpose()?;
     let (stats, writer) = observe(events, config.vcpus.len(), sandbox)?;
-    let ran = run_guest((config, host, rt), (offer, confined), &stats);
+    let ran = run_guest((config, (host, guardian), rt), (offer, confined), &stats);
     let written = writer.map(EventWriter::finish).transpose();
     let (ended, totals) = ran?;
     let events = written.context("the events file is not complete")?;
@@ -144,7 +147,7 @@ fn run_and_report(
 }
 
 fn run_guest(
-    (config, host, rt): (RunConfig, &HostRoot, RtGuest),
+    (config, (host, guardian), rt): (RunConfig, (&HostRoot, &Guardian), RtGuest),
     (offer, confined): (Option<HostOffer>, Option<Arc<Confined>>),
     stats: &Arc<EventStats>,
 ) -> anyhow::Result<(RunReport, Option<Totals>)> {
@@ -168,6 +171,7 @@ fn run_guest(
             bridge: bridge.as_ref().map(GuestBridge::handle),
             rt,
             sandbox: confined.map(|confined| (confined.sandbox.clone(), limits(&config))),
+            guardian: guardian.socket().into(),
         }),
         cpufreq,
         console: config.options.console.clone(),

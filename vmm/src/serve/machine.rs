@@ -16,7 +16,7 @@ use vcpufreq_device::{
 };
 
 use super::{
-    Served, ServedVmm, SharedWithVmm,
+    EndSignals, Served, ServedVmm, SharedWithVmm,
     bridge::BridgePlan,
     groups::{SeenGroups, choose},
     takeover,
@@ -39,6 +39,9 @@ const TAKEN_WITHIN: Duration = patience(5);
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a process whose threads have ended may take to end, in ms.
 const ENDING: u16 = 100;
+/// How long a VMM may take to give its memory back to the kernel. Meanwhile its cgroups can't be
+/// removed.
+const FREES_WITHIN: Duration = patience(120);
 
 /// A virtual machine with the process of its bridge.
 pub struct ServedVm {
@@ -51,6 +54,8 @@ pub struct ServedVm {
     /// Why its vCPUs have no cgroups, until that is reported.
     no_groups: Cell<Option<String>>,
     threads: FoundThreads,
+    /// Its guardian has ended, and another one could not be started.
+    is_unguarded: bool,
 }
 
 /// What has become of a machine.
@@ -129,6 +134,7 @@ impl ServedVm {
                 groups: parts.groups,
                 no_groups: parts.no_groups,
                 threads: parts.threads,
+                is_unguarded: false,
             }),
             Err(error) => {
                 shared.memory.say_gone();
@@ -149,6 +155,26 @@ impl ServedVm {
     /// A file that is readable when no process answers the doorbells any more.
     pub fn lost(&self) -> BorrowedFd<'_> {
         self.process.lost()
+    }
+
+    /// A file that is readable when the guardian has ended, until [`Self::guard_again`].
+    pub fn guardian_ended(&self) -> Option<BorrowedFd<'_>> {
+        (!self.is_unguarded).then(|| self.changes.guardian().ended())
+    }
+
+    /// Starts another guardian in the place of one that has ended, with a line.
+    pub fn guard_again(&mut self) {
+        let pid = self.pid();
+        let again = self.changes.guard_again();
+        self.is_unguarded = again.is_err();
+        warn(&match again {
+            Ok(()) => format!("process {pid}: its guardian has ended; another is on guard"),
+            Err(error) => format!(
+                "process {pid}: its guardian has ended ({}); if this program is killed, run vcpufreq \
+                 cleanup",
+                chain(&error)
+            ),
+        });
     }
 
     /// The VMM's process.
@@ -224,10 +250,20 @@ impl ServedVm {
     /// Ends the bridge and puts back what it changed, also of a VMM that goes on: that can be taken
     /// over, or served again. The error is a cgroup, clamp or pin that can't be put back, which stays
     /// in the record.
-    pub fn end(self) -> (LeftVmm, anyhow::Result<()>) {
+    pub fn end(mut self, signals: &EndSignals) -> (LeftVmm, anyhow::Result<()>) {
+        if self.guardian_ended().is_some() && self.changes.guardian().has_ended() {
+            self.guard_again();
+        }
         let counts = self.process.end();
         self.shared.memory.say_gone();
-        let undone = self.changes.undo();
+        let undone = self.changes.undo().or_else(|error| {
+            // The cgroups of a VMM that is ending stay until the kernel has freed its memory.
+            match self.threads.have_ended() && frees_its_memory(&self.vmm, signals) {
+                true => self.changes.undo(),
+                false => Err(error),
+            }
+        });
+        self.changes.end();
         let some_ended = self.threads.have_ended();
         let gone = self.vmm.gone_within(if some_ended { ENDING } else { 0 });
         let vcpus = self.threads.now();
@@ -256,6 +292,15 @@ impl ServedVm {
         };
         (left, undone)
     }
+}
+
+/// Waits for the end of a VMM that is ending; whether it has ended. A signal ends the wait.
+fn frees_its_memory(vmm: &ServedVmm, signals: &EndSignals) -> bool {
+    let (pid, most) = (vmm.pid(), FREES_WITHIN.as_secs());
+    warn(&format!(
+        "waits for process {pid} to end, at most {most} s: its cgroups are in use until then"
+    ));
+    signals.is_ready(vmm.process(), FREES_WITHIN)
 }
 
 /// A machine while it is made.
@@ -335,6 +380,7 @@ impl Starting<'_> {
             Err(error) => {
                 // The first failure is the one to tell.
                 drop(changes.undo());
+                changes.end();
                 Err(error)
             }
         }

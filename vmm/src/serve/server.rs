@@ -100,7 +100,7 @@ impl Server {
                 Err(error) => return failed(error),
             };
             let why = self.until_end(&mut machine, refusals);
-            let (left, undone) = machine.end();
+            let (left, undone) = machine.end(&self.signals);
             // The record has what is left. The guardian puts it back when this process ends.
             if let Err(error) = undone {
                 warn(&format!("process {pid}: {}", chain(&error)));
@@ -139,26 +139,27 @@ impl Server {
                 false => next_look,
             };
             let control = machine.control().filter(|_| now >= next_hearing);
-            let mut files = vec![machine.lost()];
+            let mut files = vec![machine.lost(), self.socket.as_fd()];
             files.extend(machine.ends());
             let ends = files.len();
             files.extend(control);
-            let others = files.len();
-            files.push(self.socket.as_fd());
+            let controls = files.len();
+            files.extend(machine.guardian_ended());
             match wait(&self.signals, &files, Some(until - now))? {
                 Ready::Nothing => {}
                 Ready::File(0) => {
                     warn(WORKER_DIED);
                     return Ok(End::Server(ERROR));
                 }
-                Ready::File(index) if index == others => {
+                Ready::File(1) => {
                     let other = self.socket.accept();
                     refusals.add(|| match &other {
                         Ok(other) => other_is_served(other.pid(), machine.pid()),
                         Err(error) => not_served(error),
                     });
                 }
-                Ready::File(index) if index == ends => {
+                Ready::File(index) if index >= controls => machine.guard_again(),
+                Ready::File(index) if index >= ends => {
                     machine.hear();
                     next_hearing = now + HEAR_EVERY;
                 }

@@ -2,8 +2,9 @@
 //! Waiting for a file, or for a signal that asks the program to end.
 
 use std::{
+    cell::Cell,
     os::fd::{AsFd, BorrowedFd},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -16,7 +17,11 @@ use nix::{
 };
 
 /// Signals that ask the program to end, as a file. They end nothing while it lives.
-pub struct EndSignals(SignalFd);
+pub struct EndSignals {
+    file: SignalFd,
+    /// One that has come while the program waited for something else.
+    came: Cell<Option<Signal>>,
+}
 
 /// What has happened.
 pub enum Ready {
@@ -48,6 +53,22 @@ impl EndSignals {
         Self::take_these(&signals)
     }
 
+    /// Whether `file` is readable within so long. A signal but SIGCHLD ends that wait, and is left for
+    /// [`wait`].
+    pub fn is_ready(&self, file: BorrowedFd<'_>, within: Duration) -> bool {
+        let until = Instant::now() + within;
+        while self.came.get().is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            match wait(self, &[file], Some(left)) {
+                Ok(Ready::File(_)) => return true,
+                Ok(Ready::Signal(Signal::SIGCHLD)) => {}
+                Ok(Ready::Signal(signal)) => self.came.set(Some(signal)),
+                Ok(Ready::Nothing) | Err(_) => return false,
+            }
+        }
+        false
+    }
+
     fn take_these(signals: &[Signal]) -> nix::Result<Self> {
         let mut set = SigSet::empty();
         for signal in signals {
@@ -55,7 +76,10 @@ impl EndSignals {
         }
         set.thread_block()?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        Ok(Self(SignalFd::with_flags(&set, flags)?))
+        Ok(Self {
+            file: SignalFd::with_flags(&set, flags)?,
+            came: Cell::new(None),
+        })
     }
 }
 
@@ -65,11 +89,16 @@ pub fn wait(
     files: &[BorrowedFd<'_>],
     within: Option<Duration>,
 ) -> nix::Result<Ready> {
+    if let Some(signal) = signals.came.take() {
+        return Ok(Ready::Signal(signal));
+    }
     let longest = PollTimeout::MAX;
     let timeout = within.map_or(PollTimeout::NONE, |within| {
         PollTimeout::try_from(within).unwrap_or(longest)
     });
-    let all = [signals.0.as_fd()].into_iter().chain(files.iter().copied());
+    let all = [signals.file.as_fd()]
+        .into_iter()
+        .chain(files.iter().copied());
     let mut polled: Vec<_> = all
         .map(|file| PollFd::new(file, PollFlags::POLLIN))
         .collect();
@@ -81,7 +110,7 @@ pub fn wait(
         let ready = polled.iter().position(|file| file.any() == Some(true));
         match ready {
             Some(0) => {
-                let number = signals.0.read_signal()?.map(|info| info.ssi_signo);
+                let number = signals.file.read_signal()?.map(|info| info.ssi_signo);
                 let signal = number.and_then(|number| i32::try_from(number).ok());
                 if let Some(Ok(signal)) = signal.map(Signal::try_from) {
                     return Ok(Ready::Signal(signal));

@@ -177,6 +177,11 @@ impl ServedVmm {
         poll(&mut ends, PollTimeout::from(milliseconds)).is_ok_and(|ready| ready > 0)
     }
 
+    /// A file that is readable when no thread of it is left.
+    pub fn process(&self) -> BorrowedFd<'_> {
+        self.process.as_fd()
+    }
+
     /// Fails if it has ended.
     ///
     /// # Errors

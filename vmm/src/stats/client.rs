@@ -14,7 +14,7 @@ use vcpufreq_rt::KernelHost;
 
 use super::Stats;
 use crate::{
-    lifecycle::state::{OwnerStatus, StateDir},
+    lifecycle::state::{OwnerStatus, StateDir, known},
     patience::patience,
 };
 
@@ -71,10 +71,8 @@ pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<PathBuf> {
 /// When the directory of records can't be read.
 pub fn running(dir: &StateDir) -> anyhow::Result<Vec<u32>> {
     let host = HostRoot::default();
-    let records = dir
-        .list()?
-        .into_iter()
-        .filter_map(|(_, record)| record.ok());
+    let all = dir.list()?;
+    let records = all.iter().filter_map(|(_, record)| known(record));
     Ok(records
         .filter(|record| record.owner.status(&KernelHost::from(&host)) == OwnerStatus::InUse)
         .map(|record| record.owner.pid)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the virtual machine gets from the rest of the program.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use vcpufreq_device::VcpuId;
@@ -50,6 +51,12 @@ pub trait Hooks: Send + Sync {
 
     /// Called when the guest has ended, before the vCPU threads end.
     fn on_end(&self);
+
+    /// A file that is readable when [`Self::on_helper_end`] is to be called, until then.
+    fn helper_end(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Called when a process that the program relies on has ended.
+    fn on_helper_end(&self);
 
     /// Something that the user should know and that doesn't end anything: the
     /// cause and the next step, in one line.

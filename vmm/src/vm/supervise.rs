@@ -16,7 +16,7 @@ use super::backoff::Backoff;
 use super::bus::Bus;
 use super::console::{Console, Input};
 use super::console_output::{ConsoleEnd, ConsoleOutput, WarningHandler, Writer};
-use super::environment::{VmEnvironment, attach_cpufreq};
+use super::environment::{Hooks, VmEnvironment, attach_cpufreq};
 use super::machine::Bootable;
 use super::run_report::{ExitReason, RunReport};
 use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
@@ -131,6 +131,7 @@ impl Life<'_> {
             console: &console,
             user: &mut self.user,
             path,
+            hooks,
         };
         let ended = watch.until_end();
         drop(watch);
@@ -219,6 +220,7 @@ struct Watch<'a> {
     console: &'a Console,
     user: &'a mut User,
     path: Attachment<'a>,
+    hooks: &'a dyn Hooks,
 }
 
 /// The main thread's share of the time: one part in so many. A guest can wake it as fast as it
@@ -239,10 +241,11 @@ impl Watch<'_> {
                     Some(self.console.room_event().as_raw_fd()),
                     typed,
                     self.path.lost().map(AsRawFd::as_raw_fd),
+                    self.hooks.helper_end().map(|file| file.as_raw_fd()),
                 ],
                 None,
             );
-            let [ended, signalled, room, typed, lost] =
+            let [ended, signalled, room, typed, lost, alone] =
                 waited.context("can't wait for the guest")?;
             // The user before the guest: one that does nothing but reset must
             // not keep signals and keys from being seen.
@@ -260,6 +263,9 @@ impl Watch<'_> {
             }
             if lost {
                 self.path.fall_back();
+            }
+            if alone {
+                self.hooks.on_helper_end();
             }
             let cpu = thread_cpu_time();
             let used = cpu.saturating_sub(std::mem::replace(&mut cpu_before, cpu));

@@ -185,6 +185,12 @@ impl Hooks for RecordingHooks {
         self.next.lock().unwrap().take()
     }
 
+    fn helper_end(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+
+    fn on_helper_end(&self) {}
+
     fn on_end(&self) {}
 
     fn on_warning(&self, text: &str) {

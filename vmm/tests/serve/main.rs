@@ -16,7 +16,7 @@
 //!   leaves all as it was. Another user's VMM is a line too.
 //! - A second VMM at the same socket is refused, with one line, while the first is served. One
 //!   without vCPUs delays none.
-//! - vCPUs come and go: `vcpus.rs`.
+//! - vCPUs come and go: `vcpus.rs`. Guardians and locks: `guardian.rs`.
 //! - A server that can't serve any longer ends, with an exit code that tells.
 //! - A VM's process has no rights of the server, none of its files but those of the VM, and leaves
 //!   nothing when it is killed.
@@ -27,6 +27,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod guardian;
 mod guest;
 #[path = "../scripts/mod.rs"]
 mod scripts;

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promises of a server about its guardian, and about waits for others.
+//!
+//! - A guardian that is killed gets a successor, which undoes all when the server is killed, too.
+//! - A VMM whose memory the kernel is still freeing is waited for: the server goes on afterwards.
+//! - A server that changes no cgroup waits for no lock: it serves, and ends by a signal.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::signal::Signal,
+};
+use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir, VmmRecord};
+use vcpufreq_device::host::GroupRecord;
+
+use super::{left, server::Server, skipped, socket, vmm::Vmm, wait_until};
+
+/// The guardian of process `pid`.
+fn guardian_of(pid: u32) -> Option<u32> {
+    let line = format!("guardian\0{pid}\0");
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let mut numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.find(|pid: &u32| {
+        let command = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        command.is_ok_and(|command| command.ends_with(&line))
+    })
+}
+
+fn end(pid: u32) {
+    let pid = pid.to_string();
+    let sent = Command::new("kill").args(["-KILL", &pid]).status();
+    assert!(sent.unwrap().success());
+}
+
+#[test]
+fn a_guardian_that_is_killed_gets_a_successor() {
+    if skipped() {
+        return;
+    }
+    let (dir, socket) = socket();
+    let (server, mut vmm) = Server::with_vmm(&socket);
+    let (prefix, mut other) = Server::before_vmm(dir.path());
+    for (mut server, vmm) in [(server, &mut vmm), (prefix, &mut other)] {
+        let pid = server.process.id();
+        wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
+        end(guardian_of(pid).unwrap());
+        server.hear("another is on guard");
+        assert!(guardian_of(pid).is_some());
+        server.signal(Signal::SIGKILL);
+        server.ended();
+        wait_until("the pin is put back", || vmm.pcpus() > 1);
+        wait_until("no record is left", || left(pid).is_empty());
+        vmm.end();
+    }
+}
+
+/// A cgroup of the server, in which a process can neither be moved nor ends with the VMM: so is a VMM
+/// whose memory the kernel frees.
+fn group_in_use(server: u32) -> Option<(PathBuf, std::process::Child)> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+    let mount = Path::new(mount.split(' ').nth(4)?);
+    let group = mount.join(format!("vcpufreq.{server}"));
+    let inner = group.join("domain0/inner");
+    fs::create_dir_all(&inner).ok()?;
+    let process = Command::new("sleep").arg("3600").spawn().unwrap();
+    fs::write(inner.join("cgroup.procs"), process.id().to_string()).unwrap();
+    let dir = StateDir::at(ROOT_DIR);
+    let record = fs::read_to_string(dir.record_path(server)).unwrap();
+    let record: VmmRecord = serde_json::from_str(&record).unwrap();
+    let groups = GroupRecord {
+        group,
+        origin: mount.to_owned(),
+        enabled_cpu: false,
+        raised_min: false,
+    };
+    let groups = Some(groups);
+    dir.write(&VmmRecord { groups, ..record }).unwrap();
+    Some((inner, process))
+}
+
+#[test]
+fn a_vmm_whose_memory_is_being_freed_is_waited_for() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let (server, mut vmm) = Server::with_vmm(&socket);
+    let pid = server.process.id();
+    let Some((inner, mut process)) = group_in_use(pid) else {
+        println!("SKIP: no cgroup v2 in which groups can be made");
+        return;
+    };
+    vmm.ask("end 0");
+    server.hear(&format!("waits for process {} to end", vmm.pid));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    fs::remove_dir(&inner).unwrap();
+    vmm.end();
+    server.hear("has ended");
+    assert!(!inner.parent().unwrap().exists());
+    assert_eq!(left(pid), [""; 0]);
+    Vmm::served_at(&socket).end();
+    let (status, said) = server.end(Signal::SIGTERM);
+    assert!(status.success(), "{said:?}");
+}
+
+#[test]
+fn a_server_serves_and_ends_while_another_program_has_the_lock() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let (server, mut first) = Server::with_vmm(&socket);
+    let dir = File::open(ROOT_DIR).unwrap();
+    let held = Flock::lock(dir, FlockArg::LockExclusive).unwrap();
+    first.end();
+    server.hear("has ended");
+    let mut vmm = Vmm::served_at(&socket);
+    let (status, said) = server.end(Signal::SIGTERM);
+    assert!(status.success(), "{said:?}");
+    drop(held);
+    vmm.end();
+}
