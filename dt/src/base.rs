@@ -5,26 +5,33 @@
 //!
 //! Read here, since no crate does it for this workspace's oldest compiler and without a panic.
 
+use std::borrow::Cow;
+
 use thiserror::Error;
 
 /// The largest tree in bytes, without padding, that an arm64 kernel takes
 /// (Linux' `MAX_FDT_SIZE`).
 pub const MAX_TREE: usize = 2 << 20;
-const MAGIC: u32 = 0xd00d_feed;
+pub const MAGIC: u32 = 0xd00d_feed;
 /// Of the flattened form, since 2005: that of Linux, QEMU and dtc.
-const VERSION: u32 = 17;
-const BEGIN_NODE: u32 = 1;
-const END_NODE: u32 = 2;
-const PROPERTY: u32 = 3;
+pub const VERSION: u32 = 17;
+/// As that, without the size of the structure in its header.
+pub const OLDEST_VERSION: u32 = 16;
+pub const BEGIN_NODE: u32 = 1;
+pub const END_NODE: u32 = 2;
+pub const PROPERTY: u32 = 3;
 const NOP: u32 = 4;
-const END: u32 = 9;
-/// The root has depth 1, a core's thread in `/cpus/cpu-map` 7. Each level takes stack.
-pub const MAX_DEPTH: usize = 16;
-/// The longest property name of the specification; the writer takes no longer one.
-const MAX_NAME: usize = 31;
+pub const END: u32 = 9;
+/// Linux leaves out what is deeper (`FDT_MAX_DEPTH`). The root has depth 1. Each level takes stack.
+pub const MAX_DEPTH: usize = 63;
+/// The longest property name. The specification has 31, which many boards' trees exceed; Linux makes
+/// a file of each property, whose name has at most these (`NAME_MAX`).
+const MAX_NAME: usize = 255;
+/// How much of a path a message has.
+const MAX_SHOWN: usize = 96;
 
 /// Which rule of the flattened form a tree breaks, or which limit.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TreeError {
     /// It is larger than [`MAX_TREE`].
@@ -33,9 +40,12 @@ pub enum TreeError {
         /// Its size.
         size: usize,
     },
-    /// Nodes are nested deeper than any machine's.
-    #[error("nodes are nested deeper than {MAX_DEPTH}")]
-    TooDeep,
+    /// Nodes are nested deeper than Linux takes them.
+    #[error("{node} is nested deeper than {MAX_DEPTH}")]
+    TooDeep {
+        /// The end of its path.
+        node: String,
+    },
     /// It begins otherwise.
     #[error("it begins with {found:#010x}, not {MAGIC:#010x}")]
     Magic {
@@ -43,7 +53,10 @@ pub enum TreeError {
         found: u32,
     },
     /// It is of another version.
-    #[error("its version is {version}, and {oldest} for readers; {VERSION} is read here")]
+    #[error(
+        "its version is {version}, and {oldest} for readers; {OLDEST_VERSION} and {VERSION} are read \
+         here"
+    )]
     Version {
         /// Its version.
         version: u32,
@@ -57,16 +70,31 @@ pub enum TreeError {
         part: &'static str,
     },
     /// The structure has a tag where it can't be.
-    #[error("tag {tag:#x} at byte {at} of its structure")]
+    #[error("{node}: tag {tag:#x} at byte {at} of its structure")]
     Tag {
+        /// The end of the node's path.
+        node: String,
         /// The tag.
         tag: u32,
         /// Its place.
         at: usize,
     },
-    /// A node's or a property's name is none.
-    #[error("no name at byte {at} of its structure")]
+    /// A node has a property behind a child node, where Linux doesn't see it.
+    #[error("{node}: a property behind a child node, at byte {at} of its structure")]
+    LateProperty {
+        /// The end of the node's path.
+        node: String,
+        /// The property's place.
+        at: usize,
+    },
+    /// The name of a node or a property has other characters than printable ASCII, or a wrong
+    /// length.
+    #[error(
+        "{node}: no name of at most {MAX_NAME} printable characters, at byte {at} of its structure"
+    )]
     Name {
+        /// The end of the node's path; of a node without a name, its parent's.
+        node: String,
         /// Where the name is, or is referred to.
         at: usize,
     },
@@ -83,10 +111,11 @@ pub struct Base<'a> {
 }
 
 /// A node with all below it.
+#[derive(Clone)]
 pub struct BaseNode<'a> {
     /// With its address; the root's is empty.
-    pub name: &'a str,
-    pub properties: Vec<(&'a str, &'a [u8])>,
+    pub name: Cow<'a, str>,
+    pub properties: Vec<(&'a str, Cow<'a, [u8]>)>,
     pub children: Vec<BaseNode<'a>>,
 }
 
@@ -103,9 +132,10 @@ impl<'a> Base<'a> {
             bytes: header.structure.of(bytes, "structure")?,
             at: 0,
             strings: header.strings.of(bytes, "strings")?,
+            path: Vec::new(),
         };
         structure.tag(BEGIN_NODE)?;
-        let root = structure.node(1)?;
+        let root = structure.root()?;
         structure.tag(END)?;
         Ok(Self {
             reservations: part("reservations", reservations(bytes, header.reservations))?,
@@ -115,11 +145,27 @@ impl<'a> Base<'a> {
     }
 }
 
-impl<'a> BaseNode<'a> {
+impl BaseNode<'_> {
     /// The value of the first property of this name.
-    pub fn property(&self, name: &str) -> Option<&'a [u8]> {
+    pub fn property(&self, name: &str) -> Option<&[u8]> {
         let mut properties = self.properties.iter();
-        properties.find(|(own, _)| *own == name).map(|pair| pair.1)
+        let found = properties.find(|(own, _)| *own == name);
+        found.map(|(_, value)| value.as_ref())
+    }
+
+    /// The name without the address, by which Linux looks for nodes.
+    pub fn base_name(&self) -> &str {
+        self.name.split('@').next().unwrap_or_default()
+    }
+}
+
+/// A node's path for a message: its end, if it is long.
+pub fn shown(path: &[&str]) -> String {
+    let path = format!("/{}", path.join("/"));
+    match path.len().checked_sub(MAX_SHOWN) {
+        // All of it is ASCII.
+        Some(cut @ 1..) => format!("...{}", path.get(cut..).unwrap_or_default()),
+        _ => path,
     }
 }
 
@@ -153,17 +199,23 @@ impl Header {
             return Err(TreeError::Magic { found: magic });
         }
         let (version, oldest) = (word(5)?, word(6)?);
-        if !(oldest..=version).contains(&VERSION) {
+        if version < OLDEST_VERSION || oldest > VERSION {
             return Err(TreeError::Version { version, oldest });
         }
-        let place = |offset, size| {
-            let (offset, size) = (word(offset)?, word(size)?);
-            Ok(Place { offset, size })
-        };
+        let (size, structure) = (word(1)?, word(2)?);
         Ok(Self {
-            size: word(1)?,
-            structure: place(2, 9)?,
-            strings: place(3, 8)?,
+            size,
+            structure: Place {
+                offset: structure,
+                size: match version {
+                    OLDEST_VERSION => size.saturating_sub(structure),
+                    _ => word(9)?,
+                },
+            },
+            strings: Place {
+                offset: word(3)?,
+                size: word(8)?,
+            },
             reservations: word(4)?,
             boot_cpu: word(7)?,
         })
@@ -189,51 +241,81 @@ struct Structure<'a> {
     bytes: &'a [u8],
     at: usize,
     strings: &'a [u8],
+    /// Of the node that is read, without the root.
+    path: Vec<&'a str>,
 }
 
 impl<'a> Structure<'a> {
-    /// The rest of a node whose tag was read.
-    fn node(&mut self, depth: usize) -> Result<BaseNode<'a>, TreeError> {
-        if depth > MAX_DEPTH {
-            return Err(TreeError::TooDeep);
-        }
+    /// The rest of the root, whose tag was read.
+    fn root(&mut self) -> Result<BaseNode<'a>, TreeError> {
         let at = self.at;
-        let name = name(self.bytes.get(at..)).ok_or(TreeError::Name { at })?;
-        if name.is_empty() != (depth == 1) {
-            return Err(TreeError::Name { at });
+        match self.node_name()? {
+            "" => self.inside(""),
+            _ => Err(self.no_name(at)),
         }
+    }
+
+    /// The rest of another node, whose tag was read.
+    fn child(&mut self) -> Result<BaseNode<'a>, TreeError> {
+        let at = self.at;
+        let name = self.node_name()?;
+        if name.is_empty() {
+            return Err(self.no_name(at));
+        }
+        self.path.push(name);
+        if self.path.len() >= MAX_DEPTH {
+            return Err(TreeError::TooDeep {
+                node: shown(&self.path),
+            });
+        }
+        let node = self.inside(name);
+        self.path.pop();
+        node
+    }
+
+    fn node_name(&mut self) -> Result<&'a str, TreeError> {
+        let name = name(self.bytes.get(self.at..)).ok_or_else(|| self.no_name(self.at))?;
         self.skip(name.len() + 1);
+        Ok(name)
+    }
+
+    /// What a node has behind its name.
+    fn inside(&mut self, name: &'a str) -> Result<BaseNode<'a>, TreeError> {
         let (mut properties, mut children) = (Vec::new(), Vec::new());
         loop {
             let at = self.at;
             match self.word()? {
                 PROPERTY if children.is_empty() => properties.push(self.property()?),
-                BEGIN_NODE => children.push(self.node(depth + 1)?),
+                PROPERTY => {
+                    let node = shown(&self.path);
+                    return Err(TreeError::LateProperty { node, at });
+                }
+                BEGIN_NODE => children.push(self.child()?),
                 END_NODE => break,
                 NOP => {}
-                tag => return Err(TreeError::Tag { tag, at }),
+                tag => return Err(self.wrong(tag, at)),
             }
         }
         Ok(BaseNode {
-            name,
+            name: name.into(),
             properties,
             children,
         })
     }
 
     /// The rest of a property whose tag was read.
-    fn property(&mut self) -> Result<(&'a str, &'a [u8]), TreeError> {
+    fn property(&mut self) -> Result<(&'a str, Cow<'a, [u8]>), TreeError> {
         let len = offset(self.word()?);
         let at = self.at;
         let from = self.strings.get(offset(self.word()?)..);
         // A name that is looked at only so far: many properties may refer to one that is long.
         let from = from.map(|from| from.get(..=MAX_NAME).unwrap_or(from));
         let name = name(from).filter(|name| !name.is_empty());
-        let name = name.ok_or(TreeError::Name { at })?;
+        let name = name.ok_or_else(|| self.no_name(at))?;
         let value = self.bytes.get(self.at..).and_then(|rest| rest.get(..len));
         let value = value.ok_or(SHORT)?;
         self.skip(len);
-        Ok((name, value))
+        Ok((name, value.into()))
     }
 
     /// This tag.
@@ -241,8 +323,18 @@ impl<'a> Structure<'a> {
         let at = self.at;
         match self.word()? {
             tag if tag == wanted => Ok(()),
-            tag => Err(TreeError::Tag { tag, at }),
+            tag => Err(self.wrong(tag, at)),
         }
+    }
+
+    fn wrong(&self, tag: u32, at: usize) -> TreeError {
+        let node = shown(&self.path);
+        TreeError::Tag { node, tag, at }
+    }
+
+    fn no_name(&self, at: usize) -> TreeError {
+        let node = shown(&self.path);
+        TreeError::Name { node, at }
     }
 
     fn word(&mut self) -> Result<u32, TreeError> {
@@ -257,7 +349,7 @@ impl<'a> Structure<'a> {
     }
 }
 
-/// The text before the first zero. Only what can be printed in a line; the writer is stricter.
+/// The text before the first zero. Only what can be printed in a line.
 fn name(bytes: Option<&[u8]>) -> Option<&str> {
     let bytes = bytes?;
     let len = bytes.iter().position(|&byte| byte == 0)?;

@@ -40,7 +40,7 @@ impl<'a> Nodes<'a> {
             first,
             cpus: None,
         };
-        first.checked_add(nodes.count())?;
+        first.checked_add(Self::count(machine))?;
         (first != 0).then_some(nodes)
     }
 
@@ -50,8 +50,9 @@ impl<'a> Nodes<'a> {
         Self { cpus, ..self }
     }
 
-    fn count(&self) -> u32 {
-        let facts = self.machine.facts();
+    /// How many a machine has.
+    pub(crate) fn count(machine: &Machine) -> u32 {
+        let facts = machine.facts();
         // Checked facts: at most 512 of each.
         u32::try_from(facts.cpus.len() + facts.opp_tables.len() + 2).unwrap_or(u32::MAX)
     }
@@ -63,11 +64,11 @@ impl<'a> Nodes<'a> {
 
     /// The first number above those allotted.
     pub fn next_phandle(&self) -> u32 {
-        self.first + self.count()
+        self.first + Self::count(self.machine)
     }
 
     fn nth(&self, index: usize) -> u32 {
-        // Below count(), and new() found that this many fit.
+        // Below count, and new() found that this many fit.
         self.first + u32::try_from(index).unwrap_or_default()
     }
 
@@ -162,9 +163,9 @@ impl<'a> Nodes<'a> {
     }
 
     /// Only the CPU's performance properties, with the phandle.
-    pub(crate) fn performance(&self, index: usize, cpu: &CpuFacts) -> Node {
+    pub(crate) fn performance(&self, index: usize) -> Node {
         let node = Node::new("").target(self.cpu_target(index));
-        self.with_performance(node, index, cpu)
+        self.with_performance(node, index, &self.machine.facts().cpus[index])
     }
 
     fn with_performance(&self, node: Node, index: usize, cpu: &CpuFacts) -> Node {

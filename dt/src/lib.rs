@@ -47,12 +47,16 @@
 mod base;
 mod capacity;
 mod checks;
+mod cpus;
 mod emit;
 mod error;
 mod facts;
+mod flat;
 mod machine;
 mod merge;
+mod merge_error;
 mod node;
+mod phandles;
 mod power;
 
 pub use base::{MAX_TREE, TreeError};
@@ -60,5 +64,6 @@ pub use emit::{Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
 pub use error::{FactsError, MAX_CPUS, MAX_OPP_UW, MAX_OPPS, REGION_ALIGN, REGION_STRIDE};
 pub use facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable};
 pub use machine::Machine;
-pub use merge::{MergeError, Seeds, merge};
+pub use merge::{Seeds, merge};
+pub use merge_error::MergeError;
 pub use vm_fdt;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! A device tree node as data, and its two forms: blob and source.
+//! A device tree node as data, and its forms: in a blob, in a base, as source.
 
 use std::fmt::{self, Write};
 
 use vm_fdt::{FdtWriter, FdtWriterResult};
+
+use crate::base::BaseNode;
 
 /// A node with everything below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,28 +77,36 @@ impl Node {
         self
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Writes the node where the writer is.
     pub(crate) fn write(&self, fdt: &mut FdtWriter) -> FdtWriterResult<()> {
         let open = fdt.begin_node(&self.name)?;
-        self.write_properties(fdt)?;
+        for (name, value) in &self.properties {
+            fdt.property(name, &value.bytes())?;
+        }
+        if let Some(target) = &self.target {
+            // The writer finds one that is there twice.
+            fdt.property_phandle(target.phandle)?;
+        }
         for child in &self.children {
             child.write(fdt)?;
         }
         fdt.end_node(open)
     }
 
-    /// Writes the properties alone, the phandle with them.
-    pub(crate) fn write_properties(&self, fdt: &mut FdtWriter) -> FdtWriterResult<()> {
-        for (name, value) in &self.properties {
-            value.write(name, fdt)?;
-        }
-        match &self.target {
-            Some(target) => fdt.property_phandle(target.phandle),
-            None => Ok(()),
+    /// The node as one of a base.
+    pub(crate) fn into_base<'a>(self) -> BaseNode<'a> {
+        let properties = self.properties.into_iter();
+        let properties = properties.map(|(name, value)| (name, value.bytes()));
+        let phandle = self.target.map(|target| target.phandle.to_be_bytes());
+        let phandle = phandle.map(|phandle| ("phandle", phandle.to_vec()));
+        let children = self.children.into_iter().map(Self::into_base);
+        BaseNode {
+            name: self.name.into(),
+            properties: properties
+                .chain(phandle)
+                .map(|(name, value)| (name, value.into()))
+                .collect(),
+            children: children.collect(),
         }
     }
 
@@ -134,14 +144,17 @@ impl fmt::Display for Node {
 }
 
 impl PropertyValue {
-    fn write(&self, name: &str, fdt: &mut FdtWriter) -> FdtWriterResult<()> {
+    fn bytes(&self) -> Vec<u8> {
         match self {
-            Self::Flag => fdt.property_null(name),
-            Self::Text(text) => fdt.property_string(name, text),
-            Self::Number(number) => fdt.property_u32(name, *number),
-            Self::Wide(number) => fdt.property_u64(name, *number),
-            Self::Addresses(values) => fdt.property_array_u64(name, values),
-            Self::Reference(target) => fdt.property_u32(name, target.phandle),
+            Self::Flag => Vec::new(),
+            Self::Text(text) => [text.as_bytes(), &[0]].concat(),
+            Self::Number(number) => number.to_be_bytes().into(),
+            Self::Wide(number) => number.to_be_bytes().into(),
+            Self::Addresses(values) => values
+                .iter()
+                .flat_map(|value| value.to_be_bytes())
+                .collect(),
+            Self::Reference(target) => target.phandle.to_be_bytes().into(),
         }
     }
 }

@@ -15,6 +15,10 @@ mod merge;
 #[cfg(test)]
 mod nodes;
 #[cfg(test)]
+mod ordered;
+#[cfg(test)]
 mod samples;
+#[cfg(test)]
+mod shapes;
 #[cfg(test)]
 mod tools;
