@@ -47,6 +47,7 @@
 mod base;
 mod capacity;
 mod checks;
+mod cpu_map;
 mod cpus;
 mod emit;
 mod error;
@@ -64,6 +65,6 @@ pub use emit::{Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
 pub use error::{FactsError, MAX_CPUS, MAX_OPP_UW, MAX_OPPS, REGION_ALIGN, REGION_STRIDE};
 pub use facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable};
 pub use machine::Machine;
-pub use merge::{Seeds, merge};
+pub use merge::{MergeNote, MergedTree, Seeds, merge};
 pub use merge_error::MergeError;
 pub use vm_fdt;

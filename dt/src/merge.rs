@@ -4,9 +4,11 @@
 //!
 //! The base is not trusted: [`crate::base`] checks it whole before a node is used.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt;
 
 use crate::base::{Base, BaseNode};
+use crate::cpu_map;
 use crate::cpus::{CpuNodes, path};
 use crate::emit::{Nodes, PERFORMANCE};
 use crate::flat::flatten;
@@ -28,18 +30,60 @@ pub enum Seeds {
     Drop,
 }
 
+/// A merged tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MergedTree {
+    /// Its flattened form, without padding.
+    pub blob: Vec<u8>,
+    /// What its user may not expect of it.
+    pub notes: Vec<MergeNote>,
+}
+
+/// What the user of a merged tree may not expect of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MergeNote {
+    /// The base's cpu-map stays, though it has less clusters than the machine.
+    ClustersJoined {
+        /// Which of its clusters has CPUs of more than one.
+        cluster: String,
+        /// Of how many.
+        of: usize,
+    },
+    /// The base's cpu-map is one of which Linux takes nothing, and is replaced.
+    MapReplaced,
+}
+
+/// One line, as the error of a tree that can't be merged.
+impl fmt::Display for MergeNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ClustersJoined { cluster, of } => write!(
+                f,
+                "the guest sees the tree's cpu-map, whose {cluster} has CPUs of {of} clusters: ask \
+                 the VMM for clusters to part them (QEMU: -smp clusters=)"
+            ),
+            Self::MapReplaced => write!(
+                f,
+                "/cpus/cpu-map is replaced: it is wrong or lacks a CPU, and Linux takes no part of \
+                 such a map"
+            ),
+        }
+    }
+}
+
 /// Adds the machine's performance nodes to `base`, the tree of another VMM; without padding.
 ///
 /// The base's nodes, phandles, memory reservations and boot CPU stay. Its CPUs are the machine's in
 /// the same order; they keep their `reg`, and [`CpuFacts::reg`](crate::CpuFacts::reg) isn't used.
-/// The nodes and properties of [`dtb`](crate::dtb) replace the base's: the cpu-map, idle states,
-/// the OPP tables of its CPUs, and in their nodes capacity, power coefficient and references to
-/// these. So a tree can be merged again.
+/// The base's cpu-map stays if Linux would take it. The other nodes and properties of
+/// [`dtb`](crate::dtb) replace the base's: idle states, the OPP tables of its CPUs, and in their
+/// nodes capacity, power coefficient and references to these. So a tree can be merged again.
 ///
 /// # Errors
 /// [`MergeError`] for a base that is invalid or has other CPUs than the machine, or a result that
 /// is larger than [`MAX_TREE`](crate::MAX_TREE). There is no tree then.
-pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<Vec<u8>, MergeError> {
+pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<MergedTree, MergeError> {
     let mut tree = Base::read(base)?;
     let cpus = CpuNodes::find(&tree, machine.facts().cpus.len())?;
     let used = Phandles::of(&tree.root);
@@ -47,6 +91,7 @@ pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<Vec<u8>, Me
     let nodes = used.first_free(Nodes::count(machine));
     let nodes = nodes.and_then(|first| Nodes::new(machine, first));
     let nodes = nodes.ok_or(MergeError::NoPhandles)?;
+    let map = BaseMap::of(&tree.root.children[cpus.parent], &own, &used);
     let phandles: Vec<u32> = (0..)
         .zip(own)
         .filter_map(|(index, own)| own.or_else(|| nodes.cpu_phandle(index)))
@@ -59,14 +104,75 @@ pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<Vec<u8>, Me
     let added: Vec<_> = added.map(Node::into_base).collect();
     let replaced = replaced(&tree, &cpus, &added);
     let root = &mut tree.root;
-    edit_cpus(&mut root.children[cpus.parent], &cpus.places, &nodes);
+    let parent = &mut root.children[cpus.parent];
+    edit_cpus(parent, &cpus.places, &nodes);
+    if !matches!(map, BaseMap::Valid(_)) {
+        replace(parent, "cpu-map", Some(nodes.cpu_map()));
+    }
+    replace(parent, "idle-states", nodes.idle_states());
     root.children
         .retain(|child| !replaced.contains(child.name.as_ref()));
     if seeds == Seeds::Drop {
         drop_seeds(root);
     }
     root.children.extend(added);
-    Ok(flatten(&tree)?)
+    Ok(MergedTree {
+        blob: flatten(&tree)?,
+        notes: map.note(machine).into_iter().collect(),
+    })
+}
+
+/// What the base says of sockets, clusters, cores and threads.
+enum BaseMap {
+    /// Nothing.
+    Absent,
+    /// What Linux takes no part of.
+    Wrong,
+    /// The cluster of each CPU.
+    Valid(Vec<String>),
+}
+
+impl BaseMap {
+    fn of(cpus: &BaseNode<'_>, phandles: &[Option<u32>], used: &Phandles) -> Self {
+        match place(cpus, "cpu-map") {
+            None => Self::Absent,
+            Some(at) => cpu_map::clusters(&cpus.children[at], phandles, used)
+                .map_or(Self::Wrong, Self::Valid),
+        }
+    }
+
+    fn note(self, machine: &Machine) -> Option<MergeNote> {
+        let clusters = match self {
+            Self::Absent => return None,
+            Self::Wrong => return Some(MergeNote::MapReplaced),
+            Self::Valid(clusters) => clusters,
+        };
+        let mut joined: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+        for (cluster, cpu) in clusters.into_iter().zip(&machine.facts().cpus) {
+            joined.entry(cluster).or_default().insert(cpu.cluster);
+        }
+        let mut joined = joined.into_iter();
+        let joined = joined.find(|(_, clusters)| clusters.len() > 1);
+        joined.map(|(cluster, clusters)| MergeNote::ClustersJoined {
+            cluster,
+            of: clusters.len(),
+        })
+    }
+}
+
+/// Where the first child of this name is, whatever its address.
+fn place(node: &BaseNode<'_>, name: &str) -> Option<usize> {
+    let mut children = node.children.iter();
+    children.position(|child| child.base_name() == name)
+}
+
+/// Puts `new` in the place of the first child of its name, or before all others.
+fn replace(node: &mut BaseNode<'_>, name: &str, new: Option<Node>) {
+    let old = place(node, name);
+    let at = old.unwrap_or_default();
+    let new = new.map(Node::into_base);
+    node.children
+        .splice(at..at + usize::from(old.is_some()), new);
 }
 
 /// The phandles of the base's CPUs, as far as they have some.
@@ -102,7 +208,7 @@ fn replaced(base: &Base<'_>, cpus: &CpuNodes, added: &[BaseNode<'_>]) -> HashSet
     names.collect()
 }
 
-/// Puts the machine's nodes and properties into `/cpus`, whose CPUs are at these places.
+/// Puts the machine's properties into the CPUs' nodes, at these places of `/cpus`.
 fn edit_cpus(cpus: &mut BaseNode<'_>, places: &[usize], nodes: &Nodes<'_>) {
     for (index, &place) in places.iter().enumerate() {
         let cpu = &mut cpus.children[place];
@@ -115,10 +221,6 @@ fn edit_cpus(cpus: &mut BaseNode<'_>, places: &[usize], nodes: &Nodes<'_>) {
         let added = performance.filter(|(name, _)| !(has_phandle && PHANDLES.contains(name)));
         cpu.properties.extend(added);
     }
-    cpus.children
-        .retain(|child| !["cpu-map", "idle-states"].contains(&child.name.as_ref()));
-    let added = [nodes.cpu_map()].into_iter().chain(nodes.idle_states());
-    cpus.children.splice(0..0, added.map(Node::into_base));
 }
 
 /// From `/chosen`, which may have an address.

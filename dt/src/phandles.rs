@@ -32,6 +32,10 @@ impl Phandles {
         })
     }
 
+    pub fn has(&self, phandle: u32) -> bool {
+        self.0.binary_search(&phandle).is_ok()
+    }
+
     pub fn has_twice(&self, phandle: u32) -> bool {
         let from = self.0.partition_point(|&other| other < phandle);
         self.0.get(from + 1) == Some(&phandle)

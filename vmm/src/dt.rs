@@ -58,10 +58,12 @@ fn merged(file: &Path, machine: &Machine) -> anyhow::Result<Vec<u8>> {
     let mut base = Vec::new();
     let read = File::open(file).and_then(|file| file.take(MAX_FILE).read_to_end(&mut base));
     read.with_context(|| format!("can't read {}; name a device tree blob", file.display()))?;
-    vcpufreq_dt::merge(&base, machine, Seeds::Drop).with_context(|| {
+    let merged = vcpufreq_dt::merge(&base, machine, Seeds::Drop).with_context(|| {
         let file = file.display();
         format!("can't merge with {file}; dump it from a VMM with the vCPUs of --cpus")
-    })
+    })?;
+    merged.notes.iter().for_each(|note| warn(&note.to_string()));
+    Ok(merged.blob)
 }
 
 /// One vCPU for each online pCPU.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The device tree compiler. It is looked for on the PATH, then in the toolchain root that
-//! `VCPUFREQ_LAB_ROOT` names.
+//! The device tree compiler, and QEMU. They are looked for on the PATH, then in the toolchain root
+//! that `VCPUFREQ_LAB_ROOT` names.
 
 use std::env;
 use std::fs;
@@ -11,11 +11,15 @@ use std::process::Command;
 /// What a test prints where there is none.
 pub const NO_DTC: &str = "SKIP: no dtc on the PATH or in VCPUFREQ_LAB_ROOT";
 
-/// dtc here, or the root's run by the root's own loader.
 pub fn dtc() -> Option<Command> {
+    tool("dtc")
+}
+
+/// The program here, or the root's run by the root's own loader.
+fn tool(name: &str) -> Option<Command> {
     let path = env::var_os("PATH").unwrap_or_default();
-    if env::split_paths(&path).any(|dir| dir.join("dtc").is_file()) {
-        return Some(Command::new("dtc"));
+    if env::split_paths(&path).any(|dir| dir.join(name).is_file()) {
+        return Some(Command::new(name));
     }
     let root = PathBuf::from(env::var_os("VCPUFREQ_LAB_ROOT")?);
     let libs = root.join(format!("usr/lib/{}-linux-gnu", env::consts::ARCH));
@@ -28,8 +32,19 @@ pub fn dtc() -> Option<Command> {
     command
         .arg("--library-path")
         .arg(libs)
-        .arg(root.join("usr/bin/dtc"));
+        .arg(root.join("usr/bin").join(name));
     Some(command)
+}
+
+/// The tree that a QEMU here has for these options, if there is one.
+pub fn dumped(machine: &str, options: &[&str]) -> Option<Vec<u8>> {
+    let mut qemu = tool("qemu-system-aarch64")?;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let machine = format!("{machine},dumpdtb={}", file.path().display());
+    let alone = ["-nodefaults", "-display", "none", "-M", &machine];
+    let output = qemu.args(alone).args(options).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    Some(fs::read(file.path()).unwrap())
 }
 
 /// Compiles a file to a blob; warnings are findings.

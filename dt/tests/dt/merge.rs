@@ -80,7 +80,7 @@ fn four() -> Machine {
 }
 
 fn merged(base: &[u8]) -> Vec<u8> {
-    merge(base, &four(), Seeds::Drop).unwrap()
+    merge(base, &four(), Seeds::Drop).unwrap().blob
 }
 
 /// `tree` below `/cpus`, without what describes a CPU itself, and its OPP
@@ -119,7 +119,7 @@ fn a_merged_tree_has_what_dt_makes() {
 #[test]
 fn all_else_of_the_base_stays() {
     let base = base_of(&CPUS);
-    let merged = merge(&base, &four(), Seeds::Keep).unwrap();
+    let merged = merge(&base, &four(), Seeds::Keep).unwrap().blob;
     assert_eq!(merged[BOOT_CPU_AT..][..4], BOOT_CPU.to_be_bytes());
     let reserved = [RESERVED.0, RESERVED.1, 0, 0].map(u64::to_be_bytes);
     assert_eq!(&merged[40..72], reserved.as_flattened());
@@ -154,7 +154,7 @@ fn new_phandles_are_above_those_of_the_base() {
 #[test]
 fn random_seeds_are_for_one_boot() {
     for (seeds, kept) in [(Seeds::Keep, true), (Seeds::Drop, false)] {
-        let tree = read(&merge(&base_of(&CPUS), &four(), seeds).unwrap());
+        let tree = read(&merge(&base_of(&CPUS), &four(), seeds).unwrap().blob);
         let chosen = &tree["/chosen"];
         let has = ["kaslr-seed", "rng-seed"].map(|name| chosen.contains_key(name));
         assert_eq!(has, [kept; 2]);
@@ -180,7 +180,7 @@ fn a_merged_tree_can_be_merged_again() {
     let mut bare = little_big();
     bare.cpus.iter_mut().for_each(|cpu| cpu.opp_table = None);
     (bare.opp_tables, bare.standby, bare.cpufreq) = (vec![], false, None);
-    let tree = read(&merge(&once, &machine(bare), Seeds::Drop).unwrap());
+    let tree = read(&merge(&once, &machine(bare), Seeds::Drop).unwrap().blob);
     let left = |path: &&String| path.contains("opp") || path.contains("standby");
     assert_eq!(tree.keys().find(left), None);
     assert!(!tree["/cpus/cpu@0"].contains_key("operating-points-v2"));
@@ -189,7 +189,7 @@ fn a_merged_tree_can_be_merged_again() {
 #[test]
 fn registers_get_a_node_if_the_machine_has_them() {
     let with = machine(little_big());
-    let tree = read(&merge(&base_of(&CPUS), &with, Seeds::Drop).unwrap());
+    let tree = read(&merge(&base_of(&CPUS), &with, Seeds::Drop).unwrap().blob);
     assert!(tree.contains_key("/cpufreq@b000000"));
     assert!(!read(&merged(&base_of(&CPUS))).contains_key("/cpufreq@b000000"));
     let narrow = tree_of(1, |fdt| write_base(fdt, &CPUS));
@@ -202,7 +202,7 @@ fn registers_get_a_node_if_the_machine_has_them() {
 fn every_machine_goes_into_its_own_tree() {
     for (name, machine) in all() {
         let base = dtb(&machine).unwrap();
-        let merged = merge(&base, &machine, Seeds::Drop).unwrap();
+        let merged = merge(&base, &machine, Seeds::Drop).unwrap().blob;
         assert_eq!(read_resolved(&merged), read_resolved(&base), "{name}");
         assert!(merged.len() <= MAX_TREE, "{name}");
     }
@@ -318,7 +318,7 @@ fn with_nodes_at_the_end(depth: usize) -> Vec<u8> {
 /// A tree that is a base itself, or one line.
 fn survives(base: &[u8], machine: &Machine) {
     let merged = merge(base, machine, Seeds::Drop);
-    let again = merged.and_then(|merged| merge(&merged, machine, Seeds::Drop));
+    let again = merged.and_then(|merged| merge(&merged.blob, machine, Seeds::Drop));
     if let Err(error) = again {
         assert!(!error.to_string().contains('\n'), "{error}");
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Promises: the device tree compiler takes blob and source without a word,
-//! and they are the same tree, also when merged with QEMU's; Linux' bindings have nothing against the nodes
+//! and they are the same tree, also when merged with QEMU's, of which all stays; Linux' bindings have nothing against the nodes
 //! in a guest's tree, and would have if something were misspelt.
 //!
 //! `check-bindings` lists its own needs.
@@ -11,12 +11,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use vcpufreq_dt::vm_fdt::{FdtWriter, FdtWriterResult};
-use vcpufreq_dt::{Machine, Nodes, Seeds, dtb, dts, merge};
+use vcpufreq_dt::{Machine, MergeNote, Nodes, Seeds, dtb, dts, merge};
 use vcpufreq_dt::{write_cpufreq, write_cpus, write_opp_tables};
 
 use crate::blob::{read, read_resolved};
-use crate::dtc::{NO_DTC, compile, dtc, tree_of_qemu};
+use crate::dtc::{NO_DTC, compile, dtc, dumped, tree_of_qemu};
+use crate::ordered::OrderedNode;
 use crate::samples::{all, little_big, machine};
+use crate::shapes::stays;
 
 #[test]
 fn dtc_takes_source_and_blob_for_the_same_tree() {
@@ -52,15 +54,72 @@ fn dtc_takes_what_is_merged_with_the_tree_of_qemu() {
     };
     let dir = tempfile::tempdir().unwrap();
     let machine = machine(little_big()).without_cpufreq();
-    let merged = merge(&base, &machine, Seeds::Drop).unwrap();
+    let merged = merge(&base, &machine, Seeds::Drop).unwrap().blob;
     assert!(merged.len() < 8 << 10, "{} bytes", merged.len());
     let file = dir.path().join("dtb");
     fs::write(&file, &merged).unwrap();
     assert_eq!(read(&compile(dtc, "dtb", &file)), read(&merged));
     let tree = read_resolved(&merged);
-    assert_eq!(tree["/cpus/cpu-map/cluster1/core1"]["cpu"], b"/cpus/cpu@3");
+    assert_eq!(
+        tree["/cpus/cpu-map/socket0/cluster1/core1"]["cpu"],
+        b"/cpus/cpu@3"
+    );
     assert_eq!(tree["/cpus/cpu@3"]["operating-points-v2"], b"/opp-table-1");
     assert_eq!(tree["/cpus/cpu@0"]["compatible"], b"arm,cortex-a57\0");
+}
+
+#[test]
+fn the_trees_of_qemu_here_keep_what_smp_says() {
+    let machine = machine(little_big()).without_cpufreq();
+    let joined = |cluster: &str| MergeNote::ClustersJoined {
+        cluster: cluster.to_owned(),
+        of: 2,
+    };
+    let rows = [
+        (
+            "4",
+            "socket0/cluster0/core3",
+            vec![joined("socket0/cluster0")],
+        ),
+        // What the line of the first tells to do.
+        ("4,clusters=2", "socket0/cluster1/core1", vec![]),
+        (
+            "4,sockets=2,cores=1,threads=2",
+            "socket1/cluster0/core0/thread1",
+            vec![],
+        ),
+        (
+            "4,sockets=1,cores=2,threads=2",
+            "socket0/cluster0/core1/thread1",
+            vec![joined("socket0/cluster0")],
+        ),
+    ];
+    for (smp, last, notes) in rows {
+        for kind in [
+            "virt,gic-version=2",
+            "virt,gic-version=3,virtualization=on",
+            "sbsa-ref",
+        ] {
+            let Some(base) = dumped(kind, &["-cpu", "max", "-smp", smp]) else {
+                println!("SKIP: no qemu-system-aarch64 on the PATH or in VCPUFREQ_LAB_ROOT");
+                return;
+            };
+            let merged = merge(&base, &machine, Seeds::Keep).unwrap();
+            let tree = OrderedNode::read(&merged.blob);
+            stays(&OrderedNode::read(&base), &tree);
+            let has = tree.at("cpus/cpu@3").property("operating-points-v2");
+            assert!(has.is_some());
+            if kind.starts_with("virt") {
+                assert_eq!(merged.notes, notes, "{kind} {smp}");
+                let cpu = tree.at(&format!("cpus/cpu-map/{last}")).property("cpu");
+                assert_eq!(
+                    cpu,
+                    tree.at("cpus/cpu@3").property("phandle"),
+                    "{kind} {smp}"
+                );
+            }
+        }
+    }
 }
 
 /// A guest's tree: the nodes with what a binding wants beside them. A board's name isn't among that:

@@ -22,6 +22,7 @@ use super::{
 use crate::{
     config::topology,
     lifecycle::state::{self, StateDir},
+    message::warn,
     patience::patience,
     serve::Served,
     sys,
@@ -80,11 +81,12 @@ impl Tree {
         let machine = topology::machine(&served.vcpus, Some(region), standby)
             .context("can't describe the guest's CPUs; correct --table or --capacity")?
             .without_cpufreq();
-        let tree = vcpufreq_dt::merge(&base, &machine, Seeds::Keep)
+        let merged = vcpufreq_dt::merge(&base, &machine, Seeds::Keep)
             .context("can't describe the CPUs in QEMU's device tree; give it as many as --cpus")?;
+        merged.notes.iter().for_each(|note| warn(&note.to_string()));
         let file = memory_file(c"vcpufreq.dtb");
         let mut file = file.context("can't make a file in memory")?;
-        file.write_all(&tree)
+        file.write_all(&merged.blob)
             .context("can't write the device tree")?;
         Ok(Self {
             file: Some(file),
