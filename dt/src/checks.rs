@@ -10,7 +10,7 @@ use crate::error::{
 use crate::facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable};
 
 /// The affinity fields of MPIDR_EL1, Aff3 and Aff2 to Aff0.
-const MPIDR_AFFINITY: u64 = 0xff_00ff_ffff;
+pub(crate) const MPIDR_AFFINITY: u64 = 0xff_00ff_ffff;
 
 /// Checks everything but the reach of `capacity-dmips-mhz`.
 pub(crate) fn check(facts: &MachineFacts) -> Result<(), FactsError> {

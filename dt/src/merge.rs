@@ -50,6 +50,11 @@ pub enum MergeNote {
         /// Of how many.
         of: usize,
     },
+    /// A CPU's `reg` is below that of the one before it.
+    CpuOrder {
+        /// The CPU's node.
+        node: String,
+    },
     /// The base's cpu-map is one of which Linux takes nothing, and is replaced.
     MapReplaced,
 }
@@ -63,6 +68,11 @@ impl fmt::Display for MergeNote {
                 "the guest sees the tree's cpu-map, whose {cluster} has CPUs of {of} clusters: ask \
                  the VMM for clusters to part them (QEMU: -smp clusters=)"
             ),
+            Self::CpuOrder { node } => write!(
+                f,
+                "vCPUs are the nodes in /cpus in their order, as Linux numbers them: see that the VMM \
+                 numbers {node} so, whose reg is below the one before it"
+            ),
             Self::MapReplaced => write!(
                 f,
                 "/cpus/cpu-map is replaced: it is wrong or lacks a CPU, and Linux takes no part of \
@@ -75,7 +85,7 @@ impl fmt::Display for MergeNote {
 /// Adds the machine's performance nodes to `base`, the tree of another VMM; without padding.
 ///
 /// The base's nodes, phandles, memory reservations and boot CPU stay. Its CPUs are the machine's in
-/// the same order; they keep their `reg`, and [`CpuFacts::reg`](crate::CpuFacts::reg) isn't used.
+/// the order in which Linux numbers them; they keep their `reg`, and [`CpuFacts::reg`](crate::CpuFacts::reg) isn't used.
 /// The base's cpu-map stays if Linux would take it. The other nodes and properties of
 /// [`dtb`](crate::dtb) replace the base's: idle states, the OPP tables of its CPUs, and in their
 /// nodes capacity, power coefficient and references to these. So a tree can be merged again.
@@ -103,6 +113,8 @@ pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<MergedTree,
     let added = nodes.opp_tables().chain(nodes.cpufreq());
     let added: Vec<_> = added.map(Node::into_base).collect();
     let replaced = replaced(&tree, &cpus, &added);
+    let order = cpus.falls_at.map(|node| MergeNote::CpuOrder { node });
+    let order = order.into_iter();
     let root = &mut tree.root;
     let parent = &mut root.children[cpus.parent];
     edit_cpus(parent, &cpus.places, &nodes);
@@ -118,7 +130,7 @@ pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<MergedTree,
     root.children.extend(added);
     Ok(MergedTree {
         blob: flatten(&tree)?,
-        notes: map.note(machine).into_iter().collect(),
+        notes: order.chain(map.note(machine)).collect(),
     })
 }
 

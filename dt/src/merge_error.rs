@@ -30,10 +30,10 @@ pub enum MergeError {
         /// The machine's.
         wanted: usize,
     },
-    /// A CPU's `reg` is missing, or not above that of the CPU before it: the
-    /// guest would number its CPUs otherwise than the VMM.
-    #[error("the reg of {node} is missing or does not rise")]
-    CpuOrder {
+    /// A CPU's `reg` is missing, outside MPIDR_EL1's affinity fields, or that of another CPU:
+    /// Linux leaves out such a CPU, but not its number.
+    #[error("the reg of {node} is missing, no affinity of MPIDR_EL1, or another CPU's")]
+    CpuReg {
         /// The CPU's node.
         node: String,
     },

@@ -226,7 +226,7 @@ fn phandle_node(fdt: &mut FdtWriter, name: &str, phandle: u32) -> FdtWriterResul
 #[test]
 fn a_wrong_base_is_one_line() {
     let [zero, one, two, three] = CPUS;
-    let order = |node: &str| MergeError::CpuOrder {
+    let wrong_reg = |node: &str| MergeError::CpuReg {
         node: node.to_owned(),
     };
     let count = MergeError::CpuCount {
@@ -240,19 +240,19 @@ fn a_wrong_base_is_one_line() {
         ("no /cpus", tree_of(2, |_| Ok(())), MergeError::NoCpus),
         ("three CPUs", base_of(&[zero, one, two]), count),
         (
-            "out of order",
-            base_of(&[zero, two, one, three]),
-            order("/cpus/cpu@1"),
+            "outside MPIDR_EL1",
+            base_of(&[zero, one, two, ("cpu@9", Some(0x8000_0003), None)]),
+            wrong_reg("/cpus/cpu@9"),
         ),
         (
             "the same reg twice",
             base_of(&[zero, one, two, ("cpu@9", Some(0x100), None)]),
-            order("/cpus/cpu@9"),
+            wrong_reg("/cpus/cpu@9"),
         ),
         (
             "no reg",
             base_of(&[("cpu@0", None, None), one, two, three]),
-            order("/cpus/cpu@0"),
+            wrong_reg("/cpus/cpu@0"),
         ),
         (
             "a CPU's phandle twice",

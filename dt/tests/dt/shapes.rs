@@ -345,3 +345,130 @@ fn a_map_that_linux_gives_up_is_replaced_with_a_line() {
         assert!(!notes[0].to_string().contains('\n'));
     }
 }
+
+/// The table of each CPU, by its node's name; and the notes.
+fn tables(base: &OrderedNode, boot_cpu: u32) -> (Vec<(String, u32)>, Vec<MergeNote>) {
+    let mut blob = base.blob();
+    blob[28..32].copy_from_slice(&boot_cpu.to_be_bytes());
+    let machine = machine(little_big()).without_cpufreq();
+    let merged = merge(&blob, &machine, Seeds::Keep).unwrap();
+    let tree = OrderedNode::read(&merged.blob);
+    let number = |cpu: &OrderedNode, name| {
+        let value = cpu.property(name).unwrap().try_into().unwrap();
+        u32::from_be_bytes(value)
+    };
+    let tables = ["opp-table-0", "opp-table-1"].map(|table| number(tree.at(table), "phandle"));
+    let cpus = tree.at("cpus").children.iter();
+    let cpus = cpus.filter(|cpu| cpu.property("operating-points-v2").is_some());
+    let cpus = cpus.map(|cpu| {
+        let table = number(cpu, "operating-points-v2");
+        let table = tables.iter().position(|&phandle| phandle == table);
+        (cpu.name.clone(), u32::try_from(table.unwrap()).unwrap())
+    });
+    (cpus.collect(), merged.notes)
+}
+
+#[test]
+fn cpus_are_numbered_as_linux_does() {
+    let of = |regs: [u32; 4]| {
+        let cpus_of = regs.map(|reg| cpu(&format!("cpu@{reg:x}"), reg));
+        node("").child(cpus(cpus_of))
+    };
+    let (exynos, dynamiq) = ([0x100, 0x101, 0, 1], [0, 1, 0x100, 0x200]);
+    let falls = |node: &str| {
+        let node = node.to_owned();
+        vec![MergeNote::CpuOrder { node }]
+    };
+    let rows = [
+        ("rising", dynamiq, 0, [0, 0, 1, 1], vec![]),
+        (
+            "the little ones first",
+            exynos,
+            0,
+            [0, 0, 1, 1],
+            falls("/cpus/cpu@0"),
+        ),
+        (
+            "the last one boots",
+            dynamiq,
+            0x200,
+            [0, 1, 1, 0],
+            falls("/cpus/cpu@0"),
+        ),
+        ("none of them boots", dynamiq, 7, [0, 0, 1, 1], vec![]),
+    ];
+    for (name, regs, boot, wanted, notes) in rows {
+        let (tables, found) = tables(&of(regs), boot);
+        let names = regs.map(|reg| format!("cpu@{reg:x}"));
+        assert_eq!(
+            tables,
+            names.into_iter().zip(wanted).collect::<Vec<_>>(),
+            "{name}"
+        );
+        assert_eq!(found, notes, "{name}");
+    }
+}
+
+#[test]
+fn cpus_are_found_as_linux_does() {
+    let wide = |reg: [u32; 2]| node(&format!("cpu@{:x}", reg[1])).cells("reg", &reg);
+    let wide_cpus = [[0, 0], [0, 1], [1, 0], [1, 1]].map(wide);
+    let two_cells = || node("cpus").cells("#address-cells", &[2]);
+    let status = |cpu: OrderedNode, status: &str| cpu.with("status", status);
+    let spare = || cpu("cpu@9", 9);
+    let with = |others: Vec<OrderedNode>| node("").child(cpus(four_cpus()).children(others));
+    let rows = [
+        (
+            "two cells",
+            node("").child(two_cells().children(wide_cpus.clone())),
+        ),
+        (
+            "the root's cells",
+            node("")
+                .cells("#address-cells", &[2])
+                .child(node("cpus").children(wide_cpus)),
+        ),
+        (
+            "no cells",
+            node("").child(node("cpus").children(four_cpus())),
+        ),
+        (
+            "a CPU that fails",
+            with(vec![
+                status(spare(), "fail-cache\0"),
+                status(spare(), "fail\0"),
+            ]),
+        ),
+        (
+            "a disabled CPU is there",
+            node("").child(cpus(
+                four_cpus().into_iter().map(|cpu| status(cpu, "disabled\0")),
+            )),
+        ),
+        (
+            "a reg of several",
+            node("").child(cpus((0..4).map(|n| node("cpu").cells("reg", &[n, n + 1])))),
+        ),
+        (
+            "other names",
+            node("").child(cpus(
+                ["cpu@000", "a57@1", "cpu", "PowerPC,970"]
+                    .into_iter()
+                    .zip(0..)
+                    .map(|(name, reg)| cpu(name, reg)),
+            )),
+        ),
+        ("two /cpus", with(vec![]).child(cpus([spare()]))),
+        (
+            "other nodes",
+            with(vec![node("l2-cache").cells("reg", &[1]), node("cpus")]),
+        ),
+    ];
+    for (name, base) in rows {
+        let merged = merged(&base).unwrap_or_else(|why| panic!("{name}: {why}"));
+        stays(&base, &merged);
+        let with = merged.at("cpus").children.iter();
+        let with = with.filter(|cpu| cpu.property("capacity-dmips-mhz").is_some());
+        assert_eq!(with.count(), 4, "{name}");
+    }
+}
