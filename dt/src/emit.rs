@@ -31,6 +31,9 @@ pub(crate) const PERFORMANCE: [&str; 4] = [
     "dynamic-power-coefficient",
 ];
 
+/// The idle states of [`Nodes::idle_states`]: of a CPU, and of one for real-time work.
+pub(crate) const STANDBY: [&str; 2] = ["cpu-standby", "cpu-standby-rt"];
+
 impl<'a> Nodes<'a> {
     /// Allots phandles from `first` on. `None` if they would leave the range of phandles, 1 to
     /// 0xffff_fffe.
@@ -105,10 +108,8 @@ impl<'a> Nodes<'a> {
             return None;
         }
         let state = |real_time: bool| {
-            let (name, residency_us) = match real_time {
-                false => ("cpu-standby", 20),
-                true => ("cpu-standby-rt", 1_000_000),
-            };
+            let name = STANDBY[usize::from(real_time)];
+            let residency_us = if real_time { 1_000_000 } else { 20 };
             Node::new(name)
                 .target(self.standby_target(real_time))
                 .with("compatible", PropertyValue::Text("arm,idle-state"))

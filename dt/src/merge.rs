@@ -4,18 +4,18 @@
 //!
 //! The base is not trusted: [`crate::base`] checks it whole before a node is used.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use crate::base::{Base, BaseNode};
 use crate::cpu_map;
 use crate::cpus::{CpuNodes, path};
-use crate::emit::{Nodes, PERFORMANCE};
+use crate::emit::{Nodes, PERFORMANCE, STANDBY};
 use crate::flat::flatten;
 use crate::machine::Machine;
 use crate::merge_error::MergeError;
 use crate::node::Node;
-use crate::phandles::{PHANDLES, Phandles, cell_of, phandle};
+use crate::phandles::{PHANDLES, Phandles, cell, cell_of, phandle};
 
 const SEEDS: [&str; 2] = ["kaslr-seed", "rng-seed"];
 
@@ -86,9 +86,10 @@ impl fmt::Display for MergeNote {
 ///
 /// The base's nodes, phandles, memory reservations and boot CPU stay. Its CPUs are the machine's in
 /// the order in which Linux numbers them; they keep their `reg`, and [`CpuFacts::reg`](crate::CpuFacts::reg) isn't used.
-/// The base's cpu-map stays if Linux would take it. The other nodes and properties of
-/// [`dtb`](crate::dtb) replace the base's: idle states, the OPP tables of its CPUs, and in their
-/// nodes capacity, power coefficient and references to these. So a tree can be merged again.
+/// The base's cpu-map stays if Linux would take it, and so do idle states and OPP tables that aren't
+/// of a merge. The other nodes and properties of [`dtb`](crate::dtb) replace the base's: OPP tables
+/// that only its CPUs use, and in their nodes capacity, power coefficient and references to these.
+/// So a tree can be merged again.
 ///
 /// # Errors
 /// [`MergeError`] for a base that is invalid or has other CPUs than the machine, or a result that
@@ -110,24 +111,27 @@ pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<MergedTree,
     if nodes.cpufreq().is_some() && !has_two_cells(&tree.root) {
         return Err(MergeError::RootCells);
     }
-    let added = nodes.opp_tables().chain(nodes.cpufreq());
-    let added: Vec<_> = added.map(Node::into_base).collect();
-    let replaced = replaced(&tree, &cpus, &added);
+    let old = old_nodes(&tree, &cpus, &nodes);
     let order = cpus.falls_at.map(|node| MergeNote::CpuOrder { node });
     let order = order.into_iter();
     let root = &mut tree.root;
     let parent = &mut root.children[cpus.parent];
-    edit_cpus(parent, &cpus.places, &nodes);
+    let keep_states = has_own_states(parent);
+    let replaced = &PERFORMANCE[usize::from(keep_states)..];
+    edit_cpus(parent, &cpus.places, &nodes, replaced);
     if !matches!(map, BaseMap::Valid(_)) {
         replace(parent, "cpu-map", Some(nodes.cpu_map()));
     }
-    replace(parent, "idle-states", nodes.idle_states());
+    if !keep_states {
+        replace(parent, "idle-states", nodes.idle_states());
+    }
+    let mut places = 0..;
     root.children
-        .retain(|child| !replaced.contains(child.name.as_ref()));
+        .retain(|_| places.next().is_some_and(|place| !old.contains(&place)));
+    add_nodes(root, &nodes);
     if seeds == Seeds::Drop {
         drop_seeds(root);
     }
-    root.children.extend(added);
     Ok(MergedTree {
         blob: flatten(&tree)?,
         notes: order.chain(map.note(machine)).collect(),
@@ -208,30 +212,69 @@ fn has_two_cells(root: &BaseNode<'_>) -> bool {
     names.iter().all(|name| cell_of(root, name) == Some(2))
 }
 
-/// The root's children that the result doesn't have: the OPP tables of the
-/// base's CPUs, and what has the name of a node that is added.
-fn replaced(base: &Base<'_>, cpus: &CpuNodes, added: &[BaseNode<'_>]) -> HashSet<String> {
-    let tables = cpus.nodes(base);
-    let tables = tables.filter_map(|cpu| cell_of(cpu, "operating-points-v2"));
-    let tables: HashSet<u32> = tables.collect();
-    let is_table = |node: &&BaseNode<'_>| phandle(node).is_some_and(|own| tables.contains(&own));
-    let old = base.root.children.iter().filter(is_table);
-    let names = old.chain(added).map(|node| node.name.to_string());
-    names.collect()
+/// Where those of the root's children are that the result doesn't have: OPP tables that only the
+/// base's CPUs use, and the machine's registers.
+fn old_nodes(base: &Base<'_>, cpus: &CpuNodes, nodes: &Nodes<'_>) -> HashSet<usize> {
+    let (mut users, mut cpu_users) = (HashMap::new(), HashMap::new());
+    count_users(&base.root, &mut users);
+    cpus.nodes(base)
+        .for_each(|cpu| count_users(cpu, &mut cpu_users));
+    let registers = nodes.cpufreq().map(Node::into_base);
+    let is_old = |node: &BaseNode<'_>| {
+        let of_cpus = phandle(node).filter(|table| cpu_users.contains_key(table));
+        let only = of_cpus.is_some_and(|table| users.get(&table) == cpu_users.get(&table));
+        // Who else refers to one of its OPPs can't be seen.
+        let is_table = only && node.children.iter().all(|opp| phandle(opp).is_none());
+        is_table || registers.as_ref().is_some_and(|own| own.name == node.name)
+    };
+    let children = base.root.children.iter().enumerate();
+    let old = children.filter(|(_, node)| is_old(node));
+    old.map(|(place, _)| place).collect()
 }
 
-/// Puts the machine's properties into the CPUs' nodes, at these places of `/cpus`.
-fn edit_cpus(cpus: &mut BaseNode<'_>, places: &[usize], nodes: &Nodes<'_>) {
+/// How many references there are to each OPP table, from this node and all below it.
+fn count_users(node: &BaseNode<'_>, users: &mut HashMap<u32, usize>) {
+    let tables = node.property("operating-points-v2").unwrap_or_default();
+    for table in tables.chunks_exact(4).filter_map(cell) {
+        *users.entry(table).or_default() += 1;
+    }
+    let children = node.children.iter();
+    children.for_each(|child| count_users(child, users));
+}
+
+/// Whether a VMM gives its CPUs idle states.
+fn has_own_states(cpus: &BaseNode<'_>) -> bool {
+    place(cpus, "idle-states").is_some_and(|at| {
+        let mut states = cpus.children[at].children.iter();
+        states.any(|state| !STANDBY.contains(&state.base_name()))
+    })
+}
+
+/// Adds what the machine has beside `/cpus`; tables get names that are free.
+fn add_nodes(root: &mut BaseNode<'_>, nodes: &Nodes<'_>) {
+    let children = root.children.iter();
+    let taken: HashSet<_> = children.map(|child| child.name.to_string()).collect();
+    let names = (0_usize..).map(|n| format!("opp-table-{n}"));
+    let names = names.filter(|name| !taken.contains(name));
+    let tables = nodes.opp_tables().zip(names);
+    let tables = tables.map(|(table, name)| table.named(name));
+    let added = tables.chain(nodes.cpufreq()).map(Node::into_base);
+    root.children.extend(added);
+}
+
+/// Puts the machine's properties of these names into the CPUs' nodes, at these places of `/cpus`.
+fn edit_cpus(cpus: &mut BaseNode<'_>, places: &[usize], nodes: &Nodes<'_>, replaced: &[&str]) {
     for (index, &place) in places.iter().enumerate() {
         let cpu = &mut cpus.children[place];
         let has_phandle = phandle(cpu).is_some();
-        cpu.properties.retain(|(name, _)| {
-            !PERFORMANCE.contains(name) && (has_phandle || !PHANDLES.contains(name))
-        });
-        let performance = nodes.performance(index).into_base().properties;
-        let performance = performance.into_iter();
-        let added = performance.filter(|(name, _)| !(has_phandle && PHANDLES.contains(name)));
-        cpu.properties.extend(added);
+        let is_new = |name: &str| match PHANDLES.contains(&name) {
+            true => !has_phandle,
+            false => replaced.contains(&name),
+        };
+        cpu.properties.retain(|(name, _)| !is_new(name));
+        let new = nodes.performance(index).into_base().properties;
+        let new = new.into_iter().filter(|(name, _)| is_new(name));
+        cpu.properties.extend(new);
     }
 }
 

@@ -53,6 +53,11 @@ impl Node {
         }
     }
 
+    pub(crate) fn named(mut self, name: String) -> Self {
+        self.name = name;
+        self
+    }
+
     /// Lets others refer to this node.
     pub(crate) fn target(mut self, target: NodeTarget) -> Self {
         self.target = Some(target);

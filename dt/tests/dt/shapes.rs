@@ -472,3 +472,71 @@ fn cpus_are_found_as_linux_does() {
         assert_eq!(with.count(), 4, "{name}");
     }
 }
+
+fn table(name: &str, phandle: u32) -> OrderedNode {
+    let opp = node("opp-1000000").with("opp-hz", 1_000_000_u64.to_be_bytes());
+    let table = node(name).with("compatible", b"operating-points-v2\0");
+    table.cells("phandle", &[phandle]).child(opp)
+}
+
+#[test]
+fn opp_tables_that_others_use_stay() {
+    let uses = |node: OrderedNode, table: u32| node.cells("operating-points-v2", &[table]);
+    let of_cpus = four_cpus().into_iter().zip([1, 1, 2, 3]);
+    let cpus = cpus(of_cpus.map(|(cpu, table)| uses(cpu, table)));
+    let mut labelled = table("opp-table-3", 3);
+    labelled.children[0] = labelled.children[0].clone().cells("phandle", &[5]);
+    let kept = [
+        table("opp-table-1", 2),
+        labelled,
+        table("opp-table-gpu", 4),
+        uses(node("cache"), 2),
+        uses(node("gpu"), 4),
+        node("opp-table-5").with("about", b"nobody's"),
+    ];
+    let base = node("")
+        .child(cpus)
+        .child(table("opp-table-0", 1))
+        .children(kept);
+    let merged = merged(&base).unwrap();
+    let mut without = base.clone();
+    without.children.remove(1);
+    stays(&without, &merged);
+    // The machine's two tables take the names that are free.
+    for (cpu, name) in [("cpu@0", "opp-table-0"), ("cpu@3", "opp-table-2")] {
+        let table = merged.at(name);
+        assert!(table.children.len() == 2, "{table:?}");
+        let cpu = merged.at("cpus").at(cpu);
+        assert_eq!(
+            cpu.property("operating-points-v2"),
+            table.property("phandle")
+        );
+    }
+    let names = merged.children.iter().map(|child| child.name.as_str());
+    assert_eq!(
+        names.filter(|name| name.starts_with("opp-table-")).count(),
+        6
+    );
+}
+
+#[test]
+fn idle_states_of_a_vmm_stay() {
+    let state = node("cpu-sleep-0").cells("phandle", &[1]);
+    let states = node("idle-states")
+        .with("entry-method", b"psci\0")
+        .child(state);
+    let sleeping = four_cpus()
+        .into_iter()
+        .map(|cpu| cpu.cells("cpu-idle-states", &[1]));
+    let base = node("").child(cpus(sleeping).child(states.clone()));
+    let merged = merged(&base).unwrap();
+    stays(&base, &merged);
+    assert_eq!(*merged.at("cpus/idle-states"), states);
+    for cpu in ["cpu@0", "cpu@3"] {
+        let cpu = merged.at("cpus").at(cpu);
+        assert_eq!(
+            cpu.property("cpu-idle-states"),
+            Some([0, 0, 0, 1].as_slice())
+        );
+    }
+}
