@@ -112,29 +112,20 @@ pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<MergedTree,
         return Err(MergeError::RootCells);
     }
     let old = old_nodes(&tree, &cpus, &nodes);
-    let order = cpus.falls_at.map(|node| MergeNote::CpuOrder { node });
-    let order = order.into_iter();
-    let root = &mut tree.root;
-    let parent = &mut root.children[cpus.parent];
-    let keep_states = has_own_states(parent);
-    let replaced = &PERFORMANCE[usize::from(keep_states)..];
-    edit_cpus(parent, &cpus.places, &nodes, replaced);
-    if !matches!(map, BaseMap::Valid(_)) {
-        replace(parent, "cpu-map", Some(nodes.cpu_map()));
-    }
-    if !keep_states {
-        replace(parent, "idle-states", nodes.idle_states());
-    }
-    let mut places = 0..;
-    root.children
-        .retain(|_| places.next().is_some_and(|place| !old.contains(&place)));
-    add_nodes(root, &nodes);
+    edit_cpus(
+        &mut tree.root.children[cpus.parent],
+        &cpus.places,
+        &nodes,
+        &map,
+    );
+    edit_root(&mut tree.root, &old, &nodes);
     if seeds == Seeds::Drop {
-        drop_seeds(root);
+        drop_seeds(&mut tree.root);
     }
+    let order = cpus.falls_at.map(|node| MergeNote::CpuOrder { node });
     Ok(MergedTree {
         blob: flatten(&tree)?,
-        notes: order.chain(map.note(machine)).collect(),
+        notes: order.into_iter().chain(map.note(machine)).collect(),
     })
 }
 
@@ -250,8 +241,11 @@ fn has_own_states(cpus: &BaseNode<'_>) -> bool {
     })
 }
 
-/// Adds what the machine has beside `/cpus`; tables get names that are free.
-fn add_nodes(root: &mut BaseNode<'_>, nodes: &Nodes<'_>) {
+/// Puts what the machine has beside `/cpus` in the place of the old; tables get names that are free.
+fn edit_root(root: &mut BaseNode<'_>, old: &HashSet<usize>, nodes: &Nodes<'_>) {
+    let mut places = 0..;
+    root.children
+        .retain(|_| places.next().is_some_and(|place| !old.contains(&place)));
     let children = root.children.iter();
     let taken: HashSet<_> = children.map(|child| child.name.to_string()).collect();
     let names = (0_usize..).map(|n| format!("opp-table-{n}"));
@@ -262,8 +256,10 @@ fn add_nodes(root: &mut BaseNode<'_>, nodes: &Nodes<'_>) {
     root.children.extend(added);
 }
 
-/// Puts the machine's properties of these names into the CPUs' nodes, at these places of `/cpus`.
-fn edit_cpus(cpus: &mut BaseNode<'_>, places: &[usize], nodes: &Nodes<'_>, replaced: &[&str]) {
+/// Puts what the machine has in `/cpus` there; its CPUs are at these places.
+fn edit_cpus(cpus: &mut BaseNode<'_>, places: &[usize], nodes: &Nodes<'_>, map: &BaseMap) {
+    let keep_states = has_own_states(cpus);
+    let replaced = &PERFORMANCE[usize::from(keep_states)..];
     for (index, &place) in places.iter().enumerate() {
         let cpu = &mut cpus.children[place];
         let has_phandle = phandle(cpu).is_some();
@@ -275,6 +271,12 @@ fn edit_cpus(cpus: &mut BaseNode<'_>, places: &[usize], nodes: &Nodes<'_>, repla
         let new = nodes.performance(index).into_base().properties;
         let new = new.into_iter().filter(|(name, _)| is_new(name));
         cpu.properties.extend(new);
+    }
+    if !matches!(map, BaseMap::Valid(_)) {
+        replace(cpus, "cpu-map", Some(nodes.cpu_map()));
+    }
+    if !keep_states {
+        replace(cpus, "idle-states", nodes.idle_states());
     }
 }
 

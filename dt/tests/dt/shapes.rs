@@ -3,6 +3,10 @@
 //! Promises: any tree that Linux boots merges, or one line names the node; all of it that isn't the
 //! machine's stays, byte for byte and in its order.
 
+use proptest::array;
+use proptest::collection::vec;
+use proptest::prelude::{Just, Strategy, any, proptest};
+use proptest::sample::Index;
 use vcpufreq_dt::{MergeError, MergeNote, MergedTree, Seeds, TreeError, merge};
 
 use crate::ordered::{OrderedNode, node};
@@ -538,5 +542,62 @@ fn idle_states_of_a_vmm_stay() {
             cpu.property("cpu-idle-states"),
             Some([0, 0, 0, 1].as_slice())
         );
+    }
+}
+
+/// A name that Linux takes: of any printable characters, and of any length below its limit.
+fn any_name() -> impl Strategy<Value = String> {
+    "[ -~&&[^ /]]{1,12}|[a-z]{30,60}|__[a-z]{1,8}|cpu-map|idle-states|opp-table-[0-9]|chosen|socket[0-2]"
+}
+
+/// A node of up to five levels.
+fn any_node() -> impl Strategy<Value = OrderedNode> {
+    let of = |(name, properties, children)| OrderedNode {
+        name,
+        properties,
+        children,
+    };
+    let leaf = (any_name(), any_properties(), Just(Vec::new())).prop_map(of);
+    leaf.prop_recursive(4, 24, 4, move |inner| {
+        (any_name(), any_properties(), vec(inner, 0..4)).prop_map(of)
+    })
+}
+
+/// Without phandles, which have a test of their own.
+fn any_properties() -> impl Strategy<Value = Vec<(String, Vec<u8>)>> {
+    let name = any_name().prop_filter("a phandle", |name| !name.contains("phandle"));
+    vec((name, vec(any::<u8>(), 0..9)), 0..4)
+}
+
+/// `base` with CPUs, of these regs, at these places among the children of `/cpus`.
+fn with_cpus(mut base: OrderedNode, places: &[Index], regs: &[u32; 4]) -> OrderedNode {
+    base.name = String::new();
+    let mut parent = node("cpus").cells("#address-cells", &[1]);
+    parent.children = base.children.split_off(base.children.len() / 2);
+    for (at, &reg) in places.iter().zip(regs) {
+        let at = at.index(parent.children.len() + 1);
+        parent
+            .children
+            .insert(at, cpu(&format!("cpu@{reg:x}"), reg));
+    }
+    base.children.push(parent);
+    base
+}
+
+proptest! {
+    #[test]
+    fn all_of_any_tree_stays(
+        base in any_node(),
+        places in array::uniform4(any::<Index>()),
+        regs in Just([0, 1, 0x100, 0x10000]).prop_shuffle(),
+    ) {
+        let mut base = with_cpus(base, &places, &regs);
+        let merged = merged(&base).unwrap();
+        // What a merge may replace.
+        let parent = base.children.last_mut().unwrap();
+        parent.children.retain(|child| !["cpu-map", "idle-states"].contains(&child.name.as_str()));
+        stays(&base, &merged);
+        let again = self::merged(&merged).unwrap();
+        assert_eq!(again.blob().len(), merged.blob().len());
     }
 }

@@ -69,6 +69,52 @@ fn dtc_takes_what_is_merged_with_the_tree_of_qemu() {
 }
 
 #[test]
+fn dtc_takes_what_is_merged_with_odd_trees_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, file) = (dir.path().join("dts"), dir.path().join("dtb"));
+    fs::write(&source, include_str!("../shapes.dts")).unwrap();
+    let machine = machine(little_big());
+    for flags in [
+        &["-@", "-q"][..],
+        &["-q", "-V", "16"],
+        &["-@", "-q", "-H", "both", "-p", "999"],
+    ] {
+        let (Some(mut first), Some(mut second)) = (dtc(), dtc()) else {
+            println!("{NO_DTC}");
+            return;
+        };
+        first.args(flags);
+        let base = compile(first, "dts", &source);
+        let merged = merge(&base, &machine, Seeds::Keep).unwrap();
+        let node = "/cpus/cpu@0".to_owned();
+        assert_eq!(merged.notes, [MergeNote::CpuOrder { node }]);
+        fs::write(&file, &merged.blob).unwrap();
+        second.arg("-q");
+        let (base, read_back) = (OrderedNode::read(&base), compile(second, "dtb", &file));
+        let tree = OrderedNode::read(&merged.blob);
+        assert_eq!(OrderedNode::read(&read_back), tree);
+        let kept = base.children.iter().filter(|child| {
+            // Without -@ nothing but the CPUs knows it.
+            child.name != "opp-table-0" || flags.contains(&"-@")
+        });
+        let kept = OrderedNode {
+            children: kept.cloned().collect(),
+            ..base.clone()
+        };
+        stays(&kept, &tree);
+        assert!(
+            tree.children
+                .iter()
+                .any(|child| child.name == "cpufreq@b000000")
+        );
+        let without = merge(&merged.blob, &machine, Seeds::Drop).unwrap();
+        let chosen = OrderedNode::read(&without.blob).at("chosen@0").clone();
+        assert_eq!(chosen.property("bootargs"), Some(&b"quiet\0"[..]));
+        assert_eq!(chosen.property("kaslr-seed"), None);
+    }
+}
+
+#[test]
 fn the_trees_of_qemu_here_keep_what_smp_says() {
     let machine = machine(little_big()).without_cpufreq();
     let joined = |cluster: &str| MergeNote::ClustersJoined {
@@ -97,8 +143,8 @@ fn the_trees_of_qemu_here_keep_what_smp_says() {
     for (smp, last, notes) in rows {
         for kind in [
             "virt,gic-version=2",
-            "virt,gic-version=3,virtualization=on",
-            "sbsa-ref",
+            "virt,gic-version=3,virtualization=on,its=off",
+            "virt,gic-version=3,secure=on",
         ] {
             let Some(base) = dumped(kind, &["-cpu", "max", "-smp", smp]) else {
                 println!("SKIP: no qemu-system-aarch64 on the PATH or in VCPUFREQ_LAB_ROOT");
@@ -109,15 +155,10 @@ fn the_trees_of_qemu_here_keep_what_smp_says() {
             stays(&OrderedNode::read(&base), &tree);
             let has = tree.at("cpus/cpu@3").property("operating-points-v2");
             assert!(has.is_some());
-            if kind.starts_with("virt") {
-                assert_eq!(merged.notes, notes, "{kind} {smp}");
-                let cpu = tree.at(&format!("cpus/cpu-map/{last}")).property("cpu");
-                assert_eq!(
-                    cpu,
-                    tree.at("cpus/cpu@3").property("phandle"),
-                    "{kind} {smp}"
-                );
-            }
+            assert_eq!(merged.notes, notes, "{kind} {smp}");
+            let cpu = tree.at(&format!("cpus/cpu-map/{last}")).property("cpu");
+            let phandle = tree.at("cpus/cpu@3").property("phandle");
+            assert_eq!(cpu, phandle, "{kind} {smp}");
         }
     }
 }
