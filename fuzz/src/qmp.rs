@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Instant;
 
 use vcpufreq::serve::Qmp;
 use vcpufreq_device::{MAX_VCPUS, fakes::FakeHost, host::Tid};
@@ -68,7 +69,7 @@ fn learnt(vcpus: usize, parts: &[&[u8]]) -> Result<Option<Vec<Option<i32>>>, Str
     for part in parts {
         qemu.write_all(part).expect("room");
         learnt = qmp
-            .vcpu_threads(&scene.host.root(), PID, vcpus)
+            .vcpu_threads(&scene.host.root(), (PID, vcpus), Instant::now())
             .map_err(|error| format!("{error:#}"))?;
         if learnt.is_some() {
             break;
