@@ -62,6 +62,7 @@ const INSTALL: [Promise; 3] = [
          done
          for name in vcpufreq_guest vcpufreq_host vcpufreq_rt_loop; do
              modinfo -F vermagic $name | grep -F $(uname -r)
+             if modinfo -F description $name | grep ^Empty; then exit 1; fi
          done",
     ),
 ];

@@ -27,11 +27,22 @@ const LAB_MODULES: ModuleSource = ModuleSource {
 };
 const HOST_MODULE: ModuleSource = ModuleSource {
     name: "host-module",
-    folders: &["host-bpf/module", "abi", "module.mk", "guest-driver/tests"],
+    folders: &[
+        "host-bpf/module",
+        "abi",
+        "module.mk",
+        "guest-driver/empty",
+        "guest-driver/tests",
+    ],
 };
 const RT_MODULE: ModuleSource = ModuleSource {
     name: "rt-module",
-    folders: &["rt/module", "module.mk", "guest-driver/tests"],
+    folders: &[
+        "rt/module",
+        "module.mk",
+        "guest-driver/empty",
+        "guest-driver/tests",
+    ],
 };
 const MODULES: ModuleSource = ModuleSource {
     name: "modules",
@@ -68,7 +79,7 @@ const ABI_SCRIPT: &str = r#"
 
 /// Makes a package, and has DKMS build it for a kernel as an installed system
 /// would: by the lines of dkms.conf alone. DKMS keeps the module, which has to
-/// bear the name that dkms.conf gives it.
+/// bear the name that dkms.conf gives it, and not to be the empty one.
 const DKMS_SCRIPT: &str = r#"
     value() { sed -n "s/^$1=\"\(.*\)\"\$/\1/p" "$folder/dkms.conf"; }
     folder=$1 release=$2
@@ -81,7 +92,8 @@ const DKMS_SCRIPT: &str = r#"
     ARCH=arm64 CROSS_COMPILE=aarch64-linux-gnu- \
         dkms build $trees -m "$name" -v "$version" -k "$release" -a aarch64 ||
         { cat dkms/*/*/build/make.log; exit 1; }
-    find dkms -path "*/$release/aarch64/module/$built.ko*" | grep .
+    module=$(find dkms -path "*/$release/aarch64/module/$built.ko*")
+    if modinfo -F description "$module" | grep ^Empty; then cat dkms/*/*/*/*/log/make.log; exit 1; fi
 "#;
 
 /// The kernel's patterns of defects, as its coccicheck reports them. Each file has its options. Two
