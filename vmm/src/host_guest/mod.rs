@@ -81,13 +81,17 @@ impl HostGuest {
 fn driver(modules: &Modules, release: &str) -> anyhow::Result<Vec<PathBuf>> {
     let found = DRIVERS.iter().find_map(|name| modules.files(name));
     found.with_context(|| {
+        if modules.is_empty(DRIVERS[1]) {
+            return format!("Linux {release} has no driver for the guest: DKMS built an empty {0}; `modinfo -F description {0}` has the reason", DRIVERS[1]);
+        }
         format!("Linux {release} has no driver for the guest ({}); install vcpufreq-dkms and the kernel's headers, or name --kernel, --initrd and --guest-module", DRIVERS.join(", "))
     })
 }
 
 #[cfg(test)]
 mod tests {
-    //! Promise: the kernel's own driver is preferred, and a host without one is a clear line.
+    //! Promises: the kernel's own driver is preferred, and a host without one, or with an empty one, is
+    //! a clear line.
     use vcpufreq_device::fakes::FakeHost;
 
     use super::*;
@@ -106,6 +110,10 @@ mod tests {
         host.write(&format!("{DIR}/modules.dep"), ours);
         let files = driver(&Modules::read(&host.root(), "6.1"), "6.1").unwrap();
         assert!(files[0].ends_with("updates/dkms/vcpufreq_guest.ko.xz"));
+        let empty = "alias empty:vcpufreq_guest vcpufreq_guest\n";
+        host.write(&format!("{DIR}/modules.alias"), empty);
+        let error = driver(&Modules::read(&host.root(), "6.1"), "6.1").unwrap_err();
+        assert!(error.to_string().contains("modinfo"), "{error}");
         let builtin = "kernel/drivers/cpufreq/virtual-cpufreq.ko\n";
         host.write(&format!("{DIR}/modules.builtin"), builtin);
         let files = driver(&Modules::read(&host.root(), "6.1"), "6.1").unwrap();

@@ -13,6 +13,8 @@ pub struct Modules {
     builtin: String,
     /// `modules.dep`: a file and a colon, then those that it needs, the last one first.
     dep: String,
+    /// `modules.alias`: `alias`, a name and a module a line.
+    alias: String,
 }
 
 impl Modules {
@@ -20,15 +22,24 @@ impl Modules {
     pub fn read(root: &HostRoot, release: &str) -> Self {
         let dir = root.path(format!("lib/modules/{release}"));
         let text = |name| std::fs::read_to_string(dir.join(name)).unwrap_or_default();
-        let (builtin, dep) = (text("modules.builtin"), text("modules.dep"));
-        Self { dir, builtin, dep }
+        let names = ["modules.builtin", "modules.dep", "modules.alias"];
+        let [builtin, dep, alias] = names.map(text);
+        Self {
+            dir,
+            builtin,
+            dep,
+            alias,
+        }
     }
 
     /// The files of a module and of those that it needs, in the order to load them; none of one
-    /// that is built in. `None` where the kernel doesn't have it.
+    /// that is built in. `None` where the kernel doesn't have it, or has an empty one.
     pub fn files(&self, name: &str) -> Option<Vec<PathBuf>> {
         if self.builtin.lines().any(|file| is_of(file, name)) {
             return Some(Vec::new());
+        }
+        if self.is_empty(name) {
+            return None;
         }
         let mut lines = self.dep.lines().filter_map(|line| line.split_once(':'));
         let (file, needs) = lines.find(|(file, _)| is_of(file, name))?;
@@ -36,6 +47,12 @@ impl Modules {
         let mut files: Vec<_> = files.map(|file| self.dir.join(file)).collect();
         files.reverse();
         Some(files)
+    }
+
+    /// Whether DKMS built an empty module in its place (`guest-driver/empty`).
+    pub fn is_empty(&self, name: &str) -> bool {
+        let line = format!("alias empty:{name} {name}");
+        self.alias.lines().any(|one| one == line)
     }
 }
 
@@ -48,7 +65,7 @@ fn is_of(file: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: a module comes after those that it needs.
+    //! Promises: a module comes after those that it needs; an empty one is none.
     use vcpufreq_device::fakes::FakeHost;
 
     use super::*;
@@ -64,6 +81,17 @@ mod tests {
         let names: Vec<_> = names.map(|name| name.to_string_lossy()).collect();
         assert_eq!(names, ["first.ko", "second.ko", "some.ko.zst"]);
         assert_eq!(modules.files("other"), None);
+    }
+
+    #[test]
+    fn an_empty_module_is_none() {
+        let host = FakeHost::two_plus_two();
+        host.write("lib/modules/6.1/modules.dep", "updates/dkms/some.ko:\n");
+        let found = || Modules::read(&host.root(), "6.1").files("some");
+        assert!(found().is_some());
+        let alias = "alias of:N*T*Csome some\nalias empty:some some\n";
+        host.write("lib/modules/6.1/modules.alias", alias);
+        assert_eq!(found(), None);
     }
 
     #[test]
