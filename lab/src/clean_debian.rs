@@ -16,8 +16,13 @@ use crate::namespace::{self, Users};
 use crate::progress::Step;
 
 /// What the project's packages depend on, for packages are installed without a network; kernel
-/// headers, for which DKMS builds; and the init system that such machines have.
-const PACKAGES: &str = "dkms,pahole,linux-headers-amd64,systemd";
+/// headers, for which DKMS builds; the init system that such machines have; and what a kernel's
+/// image wants.
+const PACKAGES: &str = "dkms,pahole,linux-headers-amd64,systemd,initramfs-tools,linux-base";
+/// The packages of another kernel, which come into the tree's `/opt/kernel`. A hook of mmdebstrap.
+const OTHER_KERNEL: &str = "mkdir -p $1/opt/kernel/partial; chroot $1 apt-get install --yes \
+    --download-only -o Dir::Cache::archives=/opt/kernel linux-image-cloud-amd64 \
+    linux-headers-cloud-amd64";
 /// All else that a tree is made by.
 const RECIPE: &str = "1";
 
@@ -40,7 +45,7 @@ pub struct CleanDebian {
 impl CleanDebian {
     /// This release's system in the cache; fetches it when it isn't there.
     pub fn prepare(cache: &Cache, release: &str) -> Result<PathBuf> {
-        let parts = [release, PACKAGES, RECIPE].map(str::as_bytes);
+        let parts = [release, PACKAGES, OTHER_KERNEL, RECIPE].map(str::as_bytes);
         let name = format!("debian-{release}");
         cache.entry(&name, &key(parts), |to| fetch(to, release))
     }
@@ -96,7 +101,7 @@ fn fetch(to: &Path, release: &str) -> Result<()> {
     fs::create_dir(&fetched)?;
     let mut apt = Apt::open(&fetched)?;
     let mmdebstrap = apt.mmdebstrap()?;
-    let step = Step::start(format!("Debian {release} (about 150 MB to fetch)"));
+    let step = Step::start(format!("Debian {release} (about 200 MB to fetch)"));
     let [suite, _backports] = apt.sources(release)?;
     let mut command = namespace::command(Users::All);
     command
@@ -105,6 +110,7 @@ fn fetch(to: &Path, release: &str) -> Result<()> {
         .args(["--variant=minbase", "--architectures=amd64"])
         .arg(format!("--include={PACKAGES}"))
         .arg("--aptopt=APT::Install-Recommends \"false\"")
+        .arg(format!("--customize-hook={OTHER_KERNEL}"))
         .arg(release)
         .arg(to.join("tree"))
         .arg(suite);

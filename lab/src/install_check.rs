@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The packages on clean Debian systems for amd64: they install, their parts are there and run, DKMS
-//! builds the modules or passes over a kernel that is too old, and a purge leaves nothing. After it
-//! the archive for other distributions runs in their place.
+//! builds the modules, empty ones where they cannot work, another kernel comes and goes, and a purge
+//! leaves nothing. After it the archive for other distributions runs in their place.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -80,10 +80,57 @@ const PARTS: [(&str, &str); 6] = [
          rm /tmp/said",
     ),
     (
-        "DKMS builds the modules of this architecture from Linux 6.12 on",
-        "dkms status; [ $(dkms status | grep -c '^vcpufreq-') = 3 ]
-         case $(ls /lib/modules) in 6.1.*) built=0;; *) built=2;; esac
-         [ $(dkms status | grep -c '^vcpufreq-.*: installed') = $built ]",
+        "DKMS builds the modules, which are empty before Linux 6.12, and one that needs arm64",
+        "dkms status; [ $(dkms status | grep -c '^vcpufreq-.*: installed') = 3 ]
+         is() { modinfo -k $release -F description $1 | grep \"$2\"; }
+         release=$(ls /lib/modules)
+         case $release in
+         6.1.*) is vcpufreq_guest '^Empty: needs Linux 6.12$'
+             is vcpufreq_rt_loop '^Empty: needs Linux 6.12$'
+             is vcpufreq_host '^Empty: needs Linux 6.12 and CONFIG_ARM64$';;
+         *) is vcpufreq_guest '^Guest driver'
+             is vcpufreq_rt_loop '^Periodic loop'
+             is vcpufreq_host '^Empty: needs CONFIG_ARM64$';;
+         esac",
+    ),
+];
+
+/// What the steps of `OTHER_KERNEL_STEPS` begin with.
+const KERNEL: &str = "kernel=$(ls /opt/kernel | sed -n 's/^linux-image-\\([0-9][^_]*\\)_.*/\\1/p')";
+
+/// A kernel comes and goes. The hooks of these scripts stand behind those of DKMS, and leave marks.
+const OTHER_KERNEL_STEPS: [(&str, &str); 3] = [
+    (
+        "another kernel is installed, and all hooks run",
+        "for stage in postinst prerm postrm; do
+             hook=/etc/kernel/$stage.d/zz-later
+             printf '#!/bin/sh\necho $1 >>/tmp/ran-%s\n' $stage >$hook
+             chmod 755 $hook
+         done
+         apt-get install --yes --no-install-recommends /opt/kernel/*.deb
+         grep -x $kernel /tmp/ran-postinst
+         [ -z \"$(dpkg --audit)\" ]
+         for package in linux-image-$kernel linux-headers-$kernel; do
+             dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' $package | grep '^ii '
+         done
+         [ $(dkms status -k $kernel | grep -c '^vcpufreq-.*: installed') = 3 ]",
+    ),
+    (
+        "a module that does not build for a kernel is empty, and no hook fails",
+        "cd /usr/src/vcpufreq-rt-loop-*
+         dkms remove -m vcpufreq-rt-loop -v ${PWD##*-} -k $kernel
+         sed -i 's/hrtimer/no_&/; s/6\\.12/0/' rt_loop.c module.mk
+         /etc/kernel/postinst.d/dkms $kernel
+         modinfo -k $kernel -F description vcpufreq_rt_loop | grep '^Empty: did not build'",
+    ),
+    (
+        "that kernel is purged, and all hooks run",
+        "apt-get purge --yes linux-image-$kernel linux-headers-$kernel
+         grep -x $kernel /tmp/ran-prerm
+         grep -x $kernel /tmp/ran-postrm
+         [ -z \"$(dpkg --audit)\" ]
+         [ ! -e /lib/modules/$kernel ]
+         rm /etc/kernel/*/zz-later",
     ),
 ];
 
@@ -156,6 +203,9 @@ fn on(system: &CleanDebian) -> Result<Vec<(String, bool, String)>> {
     carry_out("the packages install", INSTALL)?;
     for (name, script) in PARTS {
         carry_out(name, script)?;
+    }
+    for (name, script) in OTHER_KERNEL_STEPS {
+        carry_out(name, &format!("{KERNEL}\n{script}"))?;
     }
     carry_out("instances are enabled", USE)?;
     carry_out("the packages are purged", PURGE)?;
