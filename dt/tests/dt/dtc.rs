@@ -16,7 +16,7 @@ pub fn dtc() -> Option<Command> {
 }
 
 /// The program here, or the root's run by the root's own loader.
-fn tool(name: &str) -> Option<Command> {
+pub fn tool(name: &str) -> Option<Command> {
     let path = env::var_os("PATH").unwrap_or_default();
     if env::split_paths(&path).any(|dir| dir.join(name).is_file()) {
         return Some(Command::new(name));
@@ -34,17 +34,6 @@ fn tool(name: &str) -> Option<Command> {
         .arg(libs)
         .arg(root.join("usr/bin").join(name));
     Some(command)
-}
-
-/// The tree that a QEMU here has for these options, if there is one.
-pub fn dumped(machine: &str, options: &[&str]) -> Option<Vec<u8>> {
-    let mut qemu = tool("qemu-system-aarch64")?;
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let machine = format!("{machine},dumpdtb={}", file.path().display());
-    let alone = ["-nodefaults", "-display", "none", "-M", &machine];
-    let output = qemu.args(alone).args(options).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    Some(fs::read(file.path()).unwrap())
 }
 
 /// Compiles a file to a blob; warnings are findings.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
 //! Promises: the device tree compiler takes blob and source without a word,
-//! and they are the same tree, also when merged with QEMU's, of which all stays; Linux' bindings have nothing against the nodes
+//! and they are the same tree, also when merged with QEMU's, of which all stays; Linux'
+//! bindings have nothing against the nodes
 //! in a guest's tree, and would have if something were misspelt.
 //!
 //! `check-bindings` lists its own needs.
@@ -15,7 +16,7 @@ use vcpufreq_dt::{Machine, MergeNote, Nodes, Seeds, dtb, dts, merge};
 use vcpufreq_dt::{write_cpufreq, write_cpus, write_opp_tables};
 
 use crate::blob::{read, read_resolved};
-use crate::dtc::{NO_DTC, compile, dtc, dumped, tree_of_qemu};
+use crate::dtc::{NO_DTC, compile, dtc, tool, tree_of_qemu};
 use crate::ordered::OrderedNode;
 use crate::samples::{all, little_big, machine};
 use crate::shapes::stays;
@@ -255,4 +256,15 @@ fn bindings_find_what_is_misspelt() {
         assert_eq!(output.status.code(), Some(1), "{finding}: {output:?}");
         assert!(said.contains(finding), "{finding}: {said}");
     }
+}
+
+/// The tree that a QEMU here has for these options, if there is one.
+fn dumped(machine: &str, options: &[&str]) -> Option<Vec<u8>> {
+    let mut qemu = tool("qemu-system-aarch64")?;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let machine = format!("{machine},dumpdtb={}", file.path().display());
+    let alone = ["-nodefaults", "-display", "none", "-M", &machine];
+    let output = qemu.args(alone).args(options).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    Some(fs::read(file.path()).unwrap())
 }
