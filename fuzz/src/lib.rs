@@ -15,6 +15,7 @@ mod records;
 mod registers;
 mod shm;
 mod state;
+mod stats;
 mod text;
 
 pub use operations::operations;
@@ -41,4 +42,5 @@ pub const TARGETS: &[FuzzTarget] = &[
     ("qmp", qmp::qmp),
     ("metrics", text::metrics),
     ("records", records::records),
+    ("stats", stats::stats),
 ];

@@ -80,8 +80,8 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         } => openmetrics(pid, http),
         Command::Stats { pid, json, .. } => stats(pid, json),
         Command::Top { pid, every } => {
-            let path = stats::choose(&StateDir::of_user()?, pid)?;
-            stats::top(&path, Duration::from_millis(every)).map(|()| 0)
+            let socket = stats::choose(&StateDir::of_user()?, pid)?;
+            stats::top(&socket, Duration::from_millis(every)).map(|()| 0)
         }
         Command::Rt(command) => rt::run(&command),
         Command::Scx(command) => scx::run(&command),
@@ -116,20 +116,23 @@ fn stats(pid: Option<u32>, json: bool) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Of one VMM, or of all that run: one may end meanwhile, and the others still count.
+/// Of one VMM, or of all that run: one may end or fail meanwhile, and the others still count.
 fn metrics(pid: Option<u32>) -> anyhow::Result<String> {
     let dir = StateDir::of_user()?;
-    let ask = |pid| stats::ask(&dir.socket(pid)?);
-    let vms = match pid {
-        Some(pid) => vec![ask(pid)?],
-        None => {
-            let answers = stats::running(&dir)?.into_iter().map(ask);
-            answers
-                .filter_map(|answer| answer.inspect_err(|error| warn(&chain(error))).ok())
-                .collect()
-        }
-    };
-    Ok(stats::openmetrics(&vms))
+    if pid.is_some() {
+        return Ok(stats::openmetrics(&[stats::ask(&stats::choose(
+            &dir, pid,
+        )?)?]));
+    }
+    let warned = |error: &anyhow::Error| warn(&chain(error));
+    let sockets = stats::running(&dir)?.into_iter();
+    let sockets = sockets.map(|pid| stats::VmmSocket::of(&dir, pid));
+    let sockets: Vec<_> = sockets
+        .filter_map(|socket| socket.inspect_err(warned).ok())
+        .collect();
+    let answers = stats::ask_all(&sockets).into_iter();
+    let answers = answers.filter_map(|answer| answer.inspect_err(warned).ok());
+    Ok(stats::openmetrics(&answers.collect::<Vec<_>>()))
 }
 
 fn openmetrics(pid: Option<u32>, http: bool) -> anyhow::Result<u8> {

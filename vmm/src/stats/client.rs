@@ -1,59 +1,194 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The reader's end: selects a VMM and reads its answer.
+//! The reader's end: selects VMMs and reads their answers, of all at once. A VMM that doesn't answer, or
+//! doesn't stop, costs its own answer, and the others no time.
 
 use std::{
-    io::Read,
-    os::unix::net::UnixStream,
+    io::{self, ErrorKind, Read},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::net::UnixStream,
+    },
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
+};
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::KernelHost;
 
-use super::Stats;
+use super::{
+    Stats,
+    answer::{BadAnswer, MOST_BYTES, read_answer},
+};
 use crate::{
     lifecycle::state::{OwnerStatus, StateDir, known},
     patience::patience,
 };
 
-/// How long a VMM may take to answer.
+/// How long all VMMs together may take to answer. The service of the metrics has 10 s.
 const PATIENCE: Duration = patience(5);
+/// What is read of one before the others have their turn.
+const PIECE: u64 = 64 << 10;
 
-/// Asks the VMM whose socket is at `path`.
+/// The socket of a VMM. Its number is that of the socket's name, which is in a directory that only this
+/// user may write to: a VMM that a guest has taken over has no other name. Behind a socket of `serve`
+/// is the VM's process, of another number, so the peer's credentials would not name the server.
+pub struct VmmSocket {
+    pid: u32,
+    path: PathBuf,
+}
+
+/// A VMM that is asked.
+struct PendingAnswer<'a> {
+    socket: &'a VmmSocket,
+    state: AnswerState,
+}
+
+enum AnswerState {
+    Coming(UnixStream, Vec<u8>),
+    Read(anyhow::Result<Stats>),
+}
+
+impl VmmSocket {
+    /// That of VMM `pid`, in `dir`.
+    ///
+    /// # Errors
+    /// When another user could have made it.
+    pub fn of(dir: &StateDir, pid: u32) -> anyhow::Result<Self> {
+        let path = dir.socket(pid)?;
+        Ok(Self { pid, path })
+    }
+
+    /// One at another path.
+    #[cfg(test)]
+    pub(super) fn at(path: PathBuf, pid: u32) -> Self {
+        Self { pid, path }
+    }
+}
+
+/// Asks one VMM.
 ///
 /// # Errors
-/// When there is none, or it doesn't answer.
-pub fn ask(path: &Path) -> anyhow::Result<Stats> {
-    let mut socket = UnixStream::connect(path).with_context(|| {
-        format!(
-            "no VMM answers at {}; it has ended, or runs with --no-bridge",
-            path.display()
-        )
-    })?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    let mut text = String::new();
-    socket
-        .read_to_string(&mut text)
-        .context("the VMM doesn't answer; try again")?;
+/// When there is none, or its answer isn't a VMM's.
+pub fn ask(socket: &VmmSocket) -> anyhow::Result<Stats> {
+    let answers = ask_all(std::slice::from_ref(socket)).into_iter();
+    answers.last().context("no VMM was asked")?
+}
+
+/// Asks all of them; the answers in their order.
+pub fn ask_all(sockets: &[VmmSocket]) -> Vec<anyhow::Result<Stats>> {
+    let until = Instant::now() + PATIENCE;
+    ask_while(sockets, || until.saturating_duration_since(Instant::now()))
+}
+
+/// The same, until the time that is `left` at a wait is none.
+pub(super) fn ask_while(
+    sockets: &[VmmSocket],
+    mut left: impl FnMut() -> Duration,
+) -> Vec<anyhow::Result<Stats>> {
+    let mut all: Vec<_> = sockets.iter().map(PendingAnswer::ask).collect();
+    while wait(&all, left()) {
+        all.iter_mut().for_each(PendingAnswer::read);
+    }
+    all.into_iter().map(PendingAnswer::end).collect()
+}
+
+/// Waits until one of them may be read, for so long; whether to go on.
+fn wait(all: &[PendingAnswer<'_>], left: Duration) -> bool {
+    let files = all.iter().filter_map(|one| match &one.state {
+        AnswerState::Coming(stream, _) => Some(PollFd::new(stream.as_fd(), PollFlags::POLLIN)),
+        AnswerState::Read(_) => None,
+    });
+    let mut files: Vec<_> = files.collect();
+    if files.is_empty() || left.is_zero() {
+        return false;
+    }
+    let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+    // A signal ends a wait, too.
+    matches!(poll(&mut files, left), Ok(1..) | Err(Errno::EINTR))
+}
+
+impl<'a> PendingAnswer<'a> {
+    fn ask(socket: &'a VmmSocket) -> Self {
+        let state = match connected(&socket.path) {
+            Ok(stream) => AnswerState::Coming(stream, Vec::new()),
+            Err(error) => AnswerState::Read(Err(error)),
+        };
+        Self { socket, state }
+    }
+
+    /// Reads what is there.
+    fn read(&mut self) {
+        let AnswerState::Coming(stream, text) = &mut self.state else {
+            return;
+        };
+        // What it has read before an error stays in `text`.
+        let result = match (&*stream).take(PIECE).read_to_end(text) {
+            Ok(read) if u64::try_from(read).unwrap_or(PIECE) < PIECE => {
+                checked(text, self.socket.pid)
+            }
+            Err(error) if error.kind() != ErrorKind::WouldBlock => {
+                Err(anyhow!(error).context("the VMM doesn't answer; try again"))
+            }
+            _ if text.len() > MOST_BYTES => checked(text, self.socket.pid),
+            _ => return,
+        };
+        self.state = AnswerState::Read(result);
+    }
+
+    fn end(self) -> anyhow::Result<Stats> {
+        let answer = match self.state {
+            AnswerState::Coming(..) => Err(anyhow!("the VMM doesn't answer in time; try again")),
+            AnswerState::Read(answer) => answer,
+        };
+        answer.with_context(|| format!("process {}", self.socket.pid))
+    }
+}
+
+fn checked(text: &[u8], pid: u32) -> anyhow::Result<Stats> {
     if text.is_empty() {
         bail!("the VMM answers root and its own user alone; ask as one of them");
     }
-    serde_json::from_str(&text).context("the VMM's answer can't be read; is it of another version?")
+    read_answer(text, pid).map_err(|why| match why {
+        BadAnswer::Unreadable { .. } => {
+            anyhow!("the VMM's answer can't be read: {why}; is it of another version?")
+        }
+        why => anyhow!("no VMM answers so: {why}; if its guest has taken it over, end it"),
+    })
+}
+
+/// Connects without a wait: a VMM that takes no connections has a full queue of them.
+fn connected(path: &Path) -> anyhow::Result<UnixStream> {
+    let connected = || {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let stream = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+        connect(stream.as_raw_fd(), &UnixAddr::new(path)?).map(|()| stream.into())
+    };
+    connected().map_err(|error| match error {
+        Errno::EAGAIN => anyhow!("the VMM takes no connections; try again"),
+        error => anyhow!(io::Error::from(error)).context(format!(
+            "no VMM answers at {}; it has ended, or runs with --no-bridge",
+            path.display()
+        )),
+    })
 }
 
 /// The socket of VMM `pid`, or of the only one that runs.
 ///
 /// # Errors
 /// When there is none, or more than one and no `pid`.
-pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<PathBuf> {
+pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<VmmSocket> {
     if let Some(pid) = pid {
-        return Ok(dir.socket(pid)?);
+        return VmmSocket::of(dir, pid);
     }
     let running = running(dir)?;
     match running[..] {
-        [pid] => Ok(dir.socket(pid)?),
+        [pid] => VmmSocket::of(dir, pid),
         [] => bail!("no VMM of this user runs; start one with vcpufreq run"),
         _ => {
             let pids: Vec<_> = running.iter().map(u32::to_string).collect();

@@ -2,10 +2,11 @@
 //! A running VMM's counters, for `vcpufreq stats` and `vcpufreq top`.
 //!
 //! ```text
-//! device, paths ─▶ Stats ─▶ JSON on a unix socket beside the VMM's record ─▶ stats, top
+//! device, paths ─▶ Stats ─▶ JSON on a unix socket beside the VMM's record ─▶ checks ─▶ stats, top
 //! ```
 //! Each connection gets one [`Stats`] and is closed.
 
+mod answer;
 mod client;
 mod http;
 mod openmetrics;
@@ -15,25 +16,30 @@ mod snapshot;
 mod text;
 mod top;
 
-pub use client::{ask, choose, running};
+pub use answer::{BadAnswer, read_answer};
+pub use client::{VmmSocket, ask, ask_all, choose, running};
 pub use http::answer;
 pub use openmetrics::openmetrics;
 pub use residency::TimeInState;
 pub use server::StatsServer;
 pub use snapshot::{OppTime, PolicyTimes, Stats, Times, VcpuStats};
 pub use text::table;
-pub use top::top;
+pub use top::{screen, top};
 
 #[cfg(test)]
 mod tests {
     //! Promises: the client reads what the server sends. A missing VMM, or one that hangs up, is an
-    //! error of one line. Another user gets nothing. A slow reader gets what fits the deadline, and
-    //! nothing waits for it. The table has a line for each vCPU.
+    //! error of one line; so is one that answers without an end, or slowly, or takes no connections,
+    //! and it costs its own answer alone. Another user gets nothing. A slow reader gets what fits the
+    //! deadline, and nothing waits for it. The table has a line for each vCPU.
 
     use std::{
         fs,
-        io::Read,
-        os::unix::{fs::PermissionsExt, net::UnixStream},
+        io::{Read, Write},
+        os::unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
         path::PathBuf,
         sync::{Arc, Mutex},
         time::Duration,
@@ -41,7 +47,7 @@ mod tests {
 
     use vcpufreq_device::{CounterSnapshot, Histogram};
 
-    use super::*;
+    use super::{client::ask_while, *};
     use crate::patience::patience;
 
     /// Counts under a lock, as the bridge does.
@@ -85,6 +91,11 @@ mod tests {
         }
     }
 
+    /// Asks for process 42 at `path`.
+    fn ask_at(path: &std::path::Path) -> anyhow::Result<Stats> {
+        ask(&VmmSocket::at(path.to_owned(), 42))
+    }
+
     /// A server, and its socket.
     fn served(counted: Arc<Mutex<Stats>>) -> (tempfile::TempDir, PathBuf, StatsServer) {
         served_within(patience(1), counted)
@@ -106,10 +117,10 @@ mod tests {
     fn sent_is_read() {
         let (_dir, path, server) = served(fixed(sample()));
         for _ in 0..3 {
-            assert_eq!(ask(&path).unwrap(), sample());
+            assert_eq!(ask_at(&path).unwrap(), sample());
         }
         server.stop();
-        let error = ask(&path).unwrap_err();
+        let error = ask_at(&path).unwrap_err();
         assert!(format!("{error:#}").contains("42.sock"), "{error:#}");
     }
 
@@ -117,9 +128,68 @@ mod tests {
     fn a_silent_client_holds_no_other_up() {
         let (_dir, path, server) = served(fixed(sample()));
         let idle = std::os::unix::net::UnixStream::connect(&path).unwrap();
-        assert_eq!(ask(&path).unwrap().pid, 42);
+        assert_eq!(ask_at(&path).unwrap().pid, 42);
         drop(idle);
         server.stop();
+    }
+
+    /// What stands for a VMM that a guest has taken over: it sends as `send` does.
+    fn taken_over(send: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("13.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || send(listener.accept().unwrap().0));
+        (dir, path)
+    }
+
+    /// The answers, with so many waits, of a VMM at `path` and of one that is as it should be.
+    fn beside_a_good_one(path: PathBuf, waits: u32) -> Vec<anyhow::Result<Stats>> {
+        let (_dir, good, server) = served(fixed(sample()));
+        let mut waits = (0..waits).map(|_| patience(1)).chain([Duration::ZERO]);
+        let sockets = [VmmSocket::at(path, 13), VmmSocket::at(good, 42)];
+        let answers = ask_while(&sockets, || waits.next().unwrap_or_default());
+        server.stop();
+        answers
+    }
+
+    #[test]
+    fn an_answer_without_end_is_given_up() {
+        let (_dir, path) =
+            taken_over(|mut stream| while stream.write_all(&[b' '; 4096]).is_ok() {});
+        let answers = beside_a_good_one(path, u32::MAX);
+        let line = format!("{:#}", answers[0].as_ref().unwrap_err());
+        assert!(
+            line.starts_with("process 13: no VMM answers so: it has more"),
+            "{line}"
+        );
+        assert_eq!(answers[1].as_ref().unwrap(), &sample());
+    }
+
+    #[test]
+    fn a_byte_now_and_then_is_given_up() {
+        let (_dir, path) = taken_over(|mut stream| {
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        // However long each takes: more than a VMM that answers has.
+        let answers = beside_a_good_one(path, 1000);
+        let line = format!("{:#}", answers[0].as_ref().unwrap_err());
+        assert!(line.contains("doesn't answer in time"), "{line}");
+        assert_eq!(answers[1].as_ref().unwrap(), &sample());
+    }
+
+    #[test]
+    fn one_that_takes_no_connections_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("13.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        let answers = beside_a_good_one(path, u32::MAX);
+        let line = format!("{:#}", answers[0].as_ref().unwrap_err());
+        assert!(line.contains("takes no connections"), "{line}");
+        assert!(answers[1].is_ok());
     }
 
     /// Runs `act` on a thread of its own that is user `uid`, as the other threads aren't; needs root.
@@ -160,11 +230,11 @@ mod tests {
             Ok(answer) => assert!(answer.is_empty(), "{} bytes", answer.len()),
             Err(error) => println!("SKIP: only root can be another user: {error}"),
         }
-        if let Ok(refused) = as_user(NOBODY, || ask(&path)) {
+        if let Ok(refused) = as_user(NOBODY, || ask_at(&path)) {
             let line = format!("{:#}", refused.unwrap_err());
             assert!(line.contains("its own user alone"), "{line}");
         }
-        assert_eq!(ask(&path).unwrap(), sample());
+        assert_eq!(ask_at(&path).unwrap(), sample());
         server.stop();
     }
 

@@ -294,9 +294,9 @@ fn line(text: &mut String, (name, suffix): (&str, &str), labels: &str, value: u6
 
 /// Bucket *n* of [`Times`] has times below 2^n ns, the last one all others.
 fn buckets(text: &mut String, name: &str, labels: &str, times: &Times) {
-    let mut sum = 0;
+    let mut sum = 0_u64;
     for (bucket, count) in (0..HISTOGRAM_BUCKETS - 1).zip(&times.buckets) {
-        sum += count;
+        sum = sum.saturating_add(*count);
         let below_ns = 1_u64 << bucket;
         let le = format!(
             "{}.{:09}",
@@ -314,7 +314,8 @@ fn buckets(text: &mut String, name: &str, labels: &str, times: &Times) {
         text,
         (name, "_bucket"),
         &format!("{labels},le=\"+Inf\""),
-        times.n,
+        // It can't be below the others.
+        times.n.max(sum),
     );
 }
 
@@ -337,4 +338,4 @@ fn hz(khz: u32) -> u64 {
 
 #[cfg(test)]
 #[path = "openmetrics_tests.rs"]
-mod tests;
+pub(super) mod tests;

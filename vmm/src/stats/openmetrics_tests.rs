@@ -119,7 +119,7 @@ fn is_label(label: &str) -> bool {
 }
 
 /// The names of the samples, or the line that is no OpenMetrics.
-fn strictly_read(text: &str) -> Result<BTreeSet<&str>, String> {
+pub(in crate::stats) fn strictly_read(text: &str) -> Result<BTreeSet<&str>, String> {
     let mut reader = Reader::default();
     let lines = text.strip_suffix("# EOF\n").ok_or("no end mark")?;
     for line in lines.split_terminator('\n') {

@@ -169,10 +169,10 @@ fn domains(stats: &Stats) -> BTreeMap<u32, Vec<(usize, &VcpuStats)>> {
 
 /// `none 1.0 %, 600.0 MHz 99.0 %`; OPPs without time are left out. `None` without any time.
 fn shares(times: Vec<OppTime>) -> Option<String> {
-    let all: u64 = times.iter().map(|time| time.us).sum();
+    let all: u128 = times.iter().map(|time| u128::from(time.us)).sum();
     let times = times.into_iter().filter(|time| time.us > 0);
     let share = |time: OppTime| {
-        let permille = u128::from(time.us) * 1000 / u128::from(all.max(1));
+        let permille = u128::from(time.us) * 1000 / all.max(1);
         let name = match time.khz {
             0 => "none".to_owned(),
             khz => format!("{} MHz", mhz(khz)),

@@ -114,7 +114,8 @@ impl VcpuStats {
     /// Accesses that exited to the VMM.
     #[must_use]
     pub fn exits(&self) -> u64 {
-        self.accesses.reads_exited + self.accesses.writes_exited
+        let accesses = &self.accesses;
+        accesses.reads_exited.saturating_add(accesses.writes_exited)
     }
 }
 

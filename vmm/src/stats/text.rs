@@ -61,7 +61,7 @@ pub fn table(stats: &Stats) -> String {
     if stats.policies.iter().all(|policy| policy.opps.is_empty()) {
         text += "frequency of pCPUs: this kernel doesn't count times (CONFIG_CPU_FREQ_STAT)\n";
     }
-    if stats.governors_lost + stats.pins_lost > 0 {
+    if stats.governors_lost > 0 || stats.pins_lost > 0 {
         text += &format!(
             "governors lost {}, pinnings lost {}\n",
             stats.governors_lost, stats.pins_lost

@@ -4,14 +4,13 @@
 use std::{
     io::{self, IsTerminal, Read, Write},
     os::fd::AsRawFd,
-    path::Path,
     time::Duration,
 };
 
 use anyhow::{Context, bail};
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 
-use super::{Stats, VcpuStats, ask, residency, text};
+use super::{Stats, VcpuStats, VmmSocket, ask, residency, text};
 use crate::{sys::terminal_rows, vm::sys};
 
 type Count = fn(&VcpuStats) -> u64;
@@ -34,27 +33,27 @@ const CLEAR_REST: &str = "\x1b[J";
 const QUIT: [u8; 2] = [b'q', 3];
 const ESCAPE: u8 = 0x1b;
 
-/// Shows the VMM at `path` until `q`, Ctrl-C or the VMM's end.
+/// Shows the VMM at `socket` until `q`, Ctrl-C or the VMM's end.
 ///
 /// # Errors
 /// When there is no terminal, or no VMM any more.
-pub fn top(path: &Path, every: Duration) -> anyhow::Result<()> {
+pub fn top(socket: &VmmSocket, every: Duration) -> anyhow::Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         bail!("top needs a terminal for input and output; vcpufreq stats needs none");
     }
-    let mut now = ask(path)?;
+    let mut now = ask(socket)?;
     let mut before = now.clone();
     let _screen = Screen::enter().context("can't set up the terminal")?;
     loop {
         let rows = terminal_rows().unwrap_or(u16::MAX);
-        let lines = lines(&before, &now).into_iter().take(rows.into());
+        let lines = screen(&before, &now).into_iter().take(rows.into());
         let shown = lines.collect::<Vec<_>>().join(CLEAR_LINE);
         print(&format!("{HOME}{shown}\x1b[K{CLEAR_REST}"))?;
         if quits_within(every)? {
             return Ok(());
         }
         before = now;
-        now = ask(path)?;
+        now = ask(socket)?;
     }
 }
 
@@ -106,7 +105,8 @@ fn quits_within(every: Duration) -> io::Result<bool> {
 }
 
 /// The headline, the titles, a line for each vCPU, and those of times at OPPs meanwhile.
-fn lines(before: &Stats, now: &Stats) -> Vec<String> {
+#[must_use]
+pub fn screen(before: &Stats, now: &Stats) -> Vec<String> {
     let titles = RATES.map(|(title, _)| format!(" {title:>8}")).concat();
     let rows = now.vcpus.iter().enumerate().map(|(index, vcpu)| {
         let rates = RATES.map(|(_, count)| {
@@ -122,7 +122,7 @@ fn lines(before: &Stats, now: &Stats) -> Vec<String> {
 
 fn headline(before: &Stats, now: &Stats) -> String {
     let [requests, exits] = RATES.map(|(_, count)| {
-        let of_all = |stats: &Stats| stats.vcpus.iter().map(count).sum();
+        let of_all = |stats: &Stats| stats.vcpus.iter().map(count).fold(0, u64::saturating_add);
         rate(before, now, of_all)
     });
     format!(
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn figures_and_rates() {
-        let lines = lines(&at(0, 100), &at(500_000_000, 200));
+        let lines = screen(&at(0, 100), &at(500_000_000, 200));
         let text = lines.join("\n");
         assert!(
             text.contains("process 42: 1 vCPUs, 200 requests and 600 exits a second"),
@@ -186,7 +186,7 @@ mod tests {
             stats.vcpus[0].requested = times.map(|(khz, us)| OppTime { khz, us }).into();
             stats
         };
-        let lines = lines(&ran(0, 700, 100), &ran(500_000_000, 701, 103));
+        let lines = screen(&ran(0, 700, 100), &ran(500_000_000, 701, 103));
         let last = "requests of vCPU 0: 600.0 MHz 25.0 %, 1800.0 MHz 75.0 %";
         assert_eq!(lines.last().map(String::as_str), Some(last));
     }

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A VMM's answer, checked. A guest may have taken the VMM over: what it answers reaches root's terminal
+//! and Prometheus. So an answer has a largest size, each field a type and a range, and no text but
+//! lists of pCPUs. A number of 64 bits may be any: sums of them end at the largest.
+
+use std::collections::BTreeSet;
+
+use thiserror::Error;
+use vcpufreq_device::{HISTOGRAM_BUCKETS, MAX_VCPUS, Util};
+
+use super::{OppTime, Stats, VcpuStats};
+
+/// More than a VM's answer has: with 512 vCPUs of 64 OPPs, whose numbers are the largest, 3 MB. The
+/// service of the metrics has 64 MiB for all.
+pub const MOST_BYTES: usize = 4 << 20;
+
+/// An answer isn't a VMM's. The text has nothing of the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum BadAnswer {
+    /// It goes on behind [`MOST_BYTES`].
+    #[error("it has more than {MOST_BYTES} bytes")]
+    TooLong,
+    /// It is no JSON, or has other fields.
+    #[error("line {line}, column {column} isn't of this version")]
+    Unreadable {
+        /// Its line.
+        line: usize,
+        /// And the column there.
+        column: usize,
+    },
+    /// A value that no VMM has.
+    #[error("{0}")]
+    Broken(&'static str),
+}
+
+/// What VMM `pid` has answered. The number is the one that it was asked by, whatever it answers.
+///
+/// # Errors
+/// The first rule that the answer breaks.
+pub fn read_answer(text: &[u8], pid: u32) -> Result<Stats, BadAnswer> {
+    if text.len() > MOST_BYTES {
+        return Err(BadAnswer::TooLong);
+    }
+    let stats: Stats = serde_json::from_slice(text).map_err(|error| BadAnswer::Unreadable {
+        line: error.line(),
+        column: error.column(),
+    })?;
+    check(&stats)?;
+    Ok(Stats { pid, ..stats })
+}
+
+fn check(stats: &Stats) -> Result<(), BadAnswer> {
+    let vcpus = &stats.vcpus;
+    let few = (vcpus.iter()).all(|vcpu| usize::from(vcpu.vcpu) < MAX_VCPUS);
+    holds(few, "a vCPU's number is too high")?;
+    // Else a series would be there twice, and Prometheus refuse all of them.
+    let rise = vcpus.windows(2).all(|two| two[0].vcpu < two[1].vcpu);
+    holds(rise, "its vCPUs' numbers don't rise")?;
+    vcpus.iter().try_for_each(check_vcpu)?;
+    let policies = &stats.policies;
+    let rise = (policies.windows(2)).all(|two| two[0].policy < two[1].policy);
+    holds(rise, "its policies' numbers don't rise")?;
+    let lists = policies.iter().all(|policy| is_cpu_list(&policy.cpus));
+    holds(lists, "a policy's pCPUs are no list of numbers")?;
+    policies.iter().try_for_each(|policy| once(&policy.opps))
+}
+
+fn check_vcpu(vcpu: &VcpuStats) -> Result<(), BadAnswer> {
+    let known = [vcpu.own_util, vcpu.others_util, vcpu.target];
+    let mut utils = [vcpu.uclamp.0, vcpu.uclamp.1]
+        .into_iter()
+        .chain(known.into_iter().flatten());
+    holds(
+        utils.all(|util| util <= Util::MAX.get()),
+        "a utilization is above 1024",
+    )?;
+    let times = [&vcpu.clamp_after, &vcpu.freq_after];
+    let few = times.map(|times| times.buckets.len() <= HISTOGRAM_BUCKETS);
+    holds(few == [true; 2], "a histogram has too many buckets")?;
+    once(&vcpu.requested)
+}
+
+/// Whether each OPP is there once.
+fn once(times: &[OppTime]) -> Result<(), BadAnswer> {
+    let mut seen = BTreeSet::new();
+    let once = times.iter().all(|time| seen.insert(time.khz));
+    holds(once, "an OPP is there twice")
+}
+
+/// Whether it has what a list of CPUs has, and no more than a file of sysfs. Its numbers are for a
+/// reader alone.
+fn is_cpu_list(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_digit() || b",-".contains(&byte);
+    text.len() <= 4096 && text.bytes().all(plain)
+}
+
+fn holds(rule: bool, broken: &'static str) -> Result<(), BadAnswer> {
+    rule.then_some(()).ok_or(BadAnswer::Broken(broken))
+}
+
+#[cfg(test)]
+#[path = "answer_tests.rs"]
+mod tests;
