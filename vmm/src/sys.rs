@@ -125,6 +125,17 @@ pub fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
+/// How many bytes of a stream socket the process at the other end has not read; a unix socket's count
+/// the kernel's own share of them.
+pub fn unread_by_peer(socket: BorrowedFd<'_>) -> io::Result<libc::c_int> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one number at the pointer.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
+        0 => Ok(bytes),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn new_file(result: libc::c_long) -> io::Result<OwnedFd> {
     match RawFd::try_from(result) {
         // SAFETY: the kernel has just made it, for this process.

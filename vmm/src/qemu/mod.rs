@@ -28,8 +28,8 @@ use crate::{
     message::{chain, warn},
     options::serve::QemuArgs,
     serve::{
-        Connection, EndSignals, Fate, LOOK_EVERY, LeftVmm, PendingVmms, Ready, Refusals, Served,
-        ServedVm, ServedVmm, forget, wait,
+        Connection, EndSignals, Fate, LeftVmm, PendingVmms, Ready, Refusals, Served, ServedVm,
+        ServedVmm, forget, wait,
     },
 };
 use command::QemuCommand;
@@ -162,7 +162,8 @@ impl Supervisor<'_> {
         let mut files: Vec<_> = lost.into_iter().chain(ends).collect();
         let guardian = files.len();
         files.extend(machine.and_then(ServedVm::guardian_ended));
-        let look = self.waiting.next_look().or(machine.map(|_| LOOK_EVERY));
+        let look = self.waiting.next_look();
+        let look = look.or(machine.map(ServedVm::look_within));
         match wait(self.signals, &files, look)? {
             Ready::Signal(Signal::SIGCHLD) => {}
             Ready::Signal(signal) => forward(signal, qemu),
@@ -175,7 +176,8 @@ impl Supervisor<'_> {
             }
             Ready::File(_) => return Ok(Some(Fate::Ended)),
             Ready::Nothing => {
-                let seen = machine.map(|machine| machine.look(self.served));
+                let served = self.served;
+                let seen = self.machine.as_mut().map(|machine| machine.look(served));
                 return Ok(seen.filter(|seen| matches!(seen, Fate::Ended | Fate::Plugged)));
             }
         }

@@ -4,7 +4,7 @@
 use std::{
     cell::Cell,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
@@ -19,6 +19,7 @@ use super::{
     EndSignals, Served, ServedVmm, SharedWithVmm,
     bridge::BridgePlan,
     groups::{SeenGroups, choose},
+    hand_over::{HandOver, RING_EVERY},
     takeover,
     threads::FoundThreads,
     vm_process::{Order, VmProcess},
@@ -36,7 +37,7 @@ use crate::{
 /// How long a VMM may take to take what it is sent.
 const TAKEN_WITHIN: Duration = patience(5);
 /// How often a VM is looked at for what no file tells.
-pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a process whose threads have ended may take to end, in ms.
 const ENDING: u16 = 100;
 /// How long a VMM may take to give its memory back to the kernel. Meanwhile its cgroups can't be
@@ -47,6 +48,9 @@ const FREES_WITHIN: Duration = patience(120);
 pub struct ServedVm {
     vmm: ServedVmm,
     shared: SharedWithVmm,
+    hand_over: HandOver,
+    /// When it's looked at again for more than silent vCPUs.
+    next_look: Instant,
     process: VmProcess,
     is_paused: bool,
     changes: HostChanges,
@@ -128,6 +132,8 @@ impl ServedVm {
             Ok(parts) => Ok(Self {
                 vmm,
                 shared,
+                hand_over: HandOver::new(),
+                next_look: Instant::now() + LOOK_EVERY,
                 process: parts.process,
                 is_paused: false,
                 changes: parts.changes,
@@ -221,8 +227,24 @@ impl ServedVm {
         }
     }
 
-    /// Looks for what no file tells.
-    pub fn look(&self, served: &Served) -> Fate {
+    /// When to [`Self::look`] again, if nothing else happens.
+    pub fn look_within(&self) -> Duration {
+        match self.hand_over.has_silent() {
+            true => RING_EVERY,
+            false => self.next_look.saturating_duration_since(Instant::now()),
+        }
+    }
+
+    /// Looks for what no file tells, if it is time.
+    pub fn look(&mut self, served: &Served) -> Fate {
+        self.hand_over.ring(&self.shared);
+        let now = Instant::now();
+        if now < self.next_look {
+            return Fate::Same;
+        }
+        self.next_look = now + LOOK_EVERY;
+        let lacks = self.hand_over.look(&served.host, &self.vmm, &self.shared);
+        lacks.iter().for_each(|line| warn(line));
         let groups = self.groups.as_ref();
         if self.threads.have_ended() {
             Fate::Ended

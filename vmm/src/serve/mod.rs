@@ -11,6 +11,7 @@
 
 mod bridge;
 mod groups;
+mod hand_over;
 mod machine;
 pub(crate) mod manager;
 mod pending_vmms;
@@ -30,7 +31,7 @@ use nix::unistd::User;
 use vcpufreq_device::host::HostRoot;
 
 use crate::{message::warn, options::serve::ServeArgs};
-pub use machine::{Fate, LOOK_EVERY, LeftVmm, ServedVm, give_memory};
+pub use machine::{Fate, LeftVmm, ServedVm, give_memory};
 pub use pending_vmms::PendingVmms;
 pub use qmp::Qmp;
 pub use refusals::Refusals;

@@ -10,8 +10,8 @@ use std::{
 use vcpufreq_device::host::Tid;
 
 use super::{
-    EndSignals, Fate, LOOK_EVERY, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm,
-    Socket, vm_process::ERROR, wait,
+    EndSignals, Fate, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm, Socket,
+    vm_process::ERROR, wait,
 };
 use crate::message::{chain, warn};
 
@@ -121,22 +121,19 @@ impl Server {
 
     /// Waits for the end of a VMM, and refuses others meanwhile.
     fn until_end(&self, machine: &mut ServedVm, refusals: &mut Refusals) -> nix::Result<End> {
-        let mut next_look = Instant::now() + LOOK_EVERY;
         // What came with the answer about threads.
         machine.hear();
         let mut next_hearing = Instant::now();
         loop {
-            let now = Instant::now();
-            if now >= next_look {
-                match machine.look(&self.served) {
-                    Fate::Same => next_look = now + LOOK_EVERY,
-                    Fate::Moved => return Ok(End::Moved),
-                    why @ (Fate::Ended | Fate::Plugged) => return Ok(End::Vm(why)),
-                }
+            match machine.look(&self.served) {
+                Fate::Same => {}
+                Fate::Moved => return Ok(End::Moved),
+                why @ (Fate::Ended | Fate::Plugged) => return Ok(End::Vm(why)),
             }
+            let now = Instant::now();
             let until = match next_hearing > now {
-                true => next_look.min(next_hearing),
-                false => next_look,
+                true => machine.look_within().min(next_hearing - now),
+                false => machine.look_within(),
             };
             let control = machine.control().filter(|_| now >= next_hearing);
             let mut files = vec![machine.lost(), self.socket.as_fd()];
@@ -145,7 +142,7 @@ impl Server {
             files.extend(control);
             let controls = files.len();
             files.extend(machine.guardian_ended());
-            match wait(&self.signals, &files, Some(until - now))? {
+            match wait(&self.signals, &files, Some(until))? {
                 Ready::Nothing => {}
                 Ready::File(0) => {
                     warn(WORKER_DIED);

@@ -6,6 +6,7 @@ use std::{
     collections::BTreeSet,
     fmt::Display,
     fs::{self, File},
+    io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
         unix::fs::MetadataExt,
@@ -18,7 +19,7 @@ use anyhow::{Context, anyhow, bail};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use vcpufreq_device::{host::HostRoot, kvm::shm::SharedMemory};
 use vcpufreq_rt::KernelHost;
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
     manager,
@@ -51,17 +52,29 @@ fn store_name(pid: u32) -> String {
 /// record can't be written.
 pub fn keep(vmm: &ServedVmm, shared: &SharedWithVmm) -> anyhow::Result<()> {
     let host = HostRoot::default();
-    let memory = File::from(shared.memory.as_fd().try_clone_to_owned()?).metadata()?;
-    let bells = shared.bells.iter();
-    let bells = bells.map(|bell| eventfd_id(&fdinfo("self", bell.as_raw_fd())));
-    let bells: Option<Vec<_>> = bells.collect();
+    let bells: Option<Vec<_>> = bells_of(shared).collect();
     StateDir::of_user()?.write_vm(&KeptVm {
         vmm: owner_of(&host, vmm.pid())?,
         server: Some(owner_of(&host, std::process::id())?),
         socket: vmm.socket.clone(),
-        memory: (memory.dev(), memory.ino()),
+        memory: memory_of(shared)?,
         bells: bells.context("this kernel doesn't number eventfds; it is older than 5.2")?,
     })
+}
+
+/// Device and number of the memory.
+///
+/// # Errors
+/// As fcntl(2): `EMFILE`.
+pub fn memory_of(shared: &SharedWithVmm) -> io::Result<(u64, u64)> {
+    let memory = File::from(shared.memory.as_fd().try_clone_to_owned()?).metadata()?;
+    Ok((memory.dev(), memory.ino()))
+}
+
+/// The kernel's numbers of the doorbells; none before Linux 5.2.
+pub fn bells_of(shared: &SharedWithVmm) -> impl Iterator<Item = Option<u64>> + '_ {
+    let bells = shared.bells.iter();
+    bells.map(|bell| eventfd_id(&fdinfo("self", bell.as_raw_fd())))
 }
 
 /// Has the service manager keep the files of `vmm`, which has `shared`, for a later server.
@@ -163,8 +176,8 @@ fn take_over(
         bail!("it has ended");
     }
     let files = match VmmFiles::among(vm, handed)? {
-        Some(files) => files,
-        None => VmmFiles::of_process(vm, process.as_fd())?,
+        Some(files) if files.bells.iter().all(Option::is_some) => files,
+        _ => VmmFiles::of_process(vm, process.as_fd())?,
     };
     let shared = files.share()?;
     let stream = handed.iter().find(|file| is_connection_of(file, pid));
@@ -182,14 +195,14 @@ fn is_connection_of(file: &OwnedFd, pid: u32) -> bool {
     peer.is_ok_and(|peer| u32::try_from(peer.pid()) == Ok(pid))
 }
 
-/// Memory, and a doorbell for each vCPU.
+/// Memory, and the doorbells of its vCPUs. A VMM may lack some: see [`super::hand_over`].
 struct VmmFiles {
     memory: File,
-    bells: Vec<OwnedFd>,
+    bells: Vec<Option<OwnedFd>>,
 }
 
 impl VmmFiles {
-    /// Those of `vm` among files of this process, if all are there.
+    /// Those of `vm` among files of this process, if the memory is there.
     fn among(vm: &KeptVm, files: &[OwnedFd]) -> anyhow::Result<Option<Self>> {
         let mut memory = None;
         let mut bells: Vec<_> = vm.bells.iter().map(|_| None).collect();
@@ -212,9 +225,7 @@ impl VmmFiles {
                 bells[vcpu] = Some(copy()?);
             }
         }
-        let bells: Option<Vec<_>> = bells.into_iter().collect();
-        let all = memory.zip(bells);
-        Ok(all.map(|(memory, bells)| Self { memory, bells }))
+        Ok(memory.map(|memory| Self { memory, bells }))
     }
 
     /// Copies of what the VMM itself has open.
@@ -239,18 +250,22 @@ impl VmmFiles {
             }
         }
         // What a number stands for may have changed meanwhile: the copies are what counts.
-        Self::among(vm, &copies)?
-            .with_context(|| format!("process {pid} has closed its memory or a doorbell"))
+        Self::among(vm, &copies)?.with_context(|| format!("process {pid} has closed its memory"))
     }
 
     fn share(self) -> anyhow::Result<SharedWithVmm> {
         let vcpus = u16::try_from(self.bells.len()).context("too many vCPUs")?;
         let memory = SharedMemory::adopt(self.memory, vcpus);
         let memory = memory.context("its memory isn't this server's")?;
-        let bells: Vec<EventFd> = self.bells.into_iter().map(sys::eventfd_of).collect();
+        let bells = self.bells.into_iter().map(|bell| match bell {
+            Some(bell) => Ok(sys::eventfd_of(bell)),
+            // The server rings it.
+            None => EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC),
+        });
+        let bells: io::Result<Vec<_>> = bells.collect();
         Ok(SharedWithVmm {
             memory: Arc::new(memory),
-            bells: bells.into(),
+            bells: bells.context("no more open files")?.into(),
         })
     }
 }
@@ -264,18 +279,24 @@ fn is_wanted(vm: &KeptVm, path: &Path, number: RawFd) -> bool {
         Some("anon_inode:[eventfd]") => {
             eventfd_id(&info()).is_some_and(|id| vm.bells.contains(&id))
         }
-        // Others may have a memory of this name. Linux before 5.14 doesn't number it here.
-        Some(MEMORY) => number_in(&info(), "ino:").is_none_or(|inode| inode == vm.memory.1),
-        _ => false,
+        Some(name) => is_memory(name, info, vm.memory.1),
+        None => false,
     }
 }
 
+/// Whether a process' file of this name looks like the memory of this number: others may have one of
+/// the same name. Linux before 5.14 doesn't number it there.
+pub fn is_memory(name: &str, info: impl FnOnce() -> String, inode: u64) -> bool {
+    name == MEMORY && number_in(&info(), "ino:").is_none_or(|found| found == inode)
+}
+
 /// What proc_pid_fdinfo(5) has of a process' file; nothing if that is closed.
-fn fdinfo(process: impl Display, number: RawFd) -> String {
+pub fn fdinfo(process: impl Display, number: RawFd) -> String {
     fs::read_to_string(format!("/proc/{process}/fdinfo/{number}")).unwrap_or_default()
 }
 
-fn eventfd_id(info: &str) -> Option<u64> {
+/// The number of an eventfd, by its `fdinfo`.
+pub fn eventfd_id(info: &str) -> Option<u64> {
     number_in(info, "eventfd-id:")
 }
 
@@ -287,8 +308,6 @@ fn number_in(info: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     //! A VM's files are distinguished from similar ones.
-    use std::io;
-
     use super::*;
 
     #[test]

@@ -6,6 +6,8 @@
 //! - A domain's request in the page of its first vCPU counts while that vCPU isn't there.
 //! - A VM with a vCPU too many is refused, by the names of its threads or by the control socket, unless
 //!   it was served before.
+//! - A VM whose device has too few vectors is a line with the cure. The server rings for a vCPU without
+//!   a doorbell, and a later server too.
 
 use std::{io::Write as _, os::unix::net::UnixListener, path::Path};
 
@@ -23,6 +25,38 @@ const TWO_VCPUS: [&str; 5] = [
     "--table=0-1=500000,1000000",
     "--capacity=0-1=1024",
 ];
+
+#[test]
+fn a_vcpu_without_a_doorbell_is_rung_for() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let mut server = Server::start_for(&socket, &TWO_VCPUS);
+    server.hear("waits at");
+    let mut vmm = Vmm::with_vectors(&socket, 2, 1);
+    for (khz, next) in [(600_000, true), (700_000, false)] {
+        let line = server.hear("has no doorbell of vCPU");
+        assert!(
+            line.contains("vCPU 1: give its ivshmem-doorbell vectors=2 ("),
+            "{line}"
+        );
+        vmm.ask(&format!("store {SET_PERF_1} {khz}"));
+        // The worker's own look finds the request too, and counts no ring.
+        wait_until("the request, with a ring", || {
+            let vcpu = &server.stats()["vcpus"][1];
+            vcpu["asks_khz"] == khz && vcpu["accesses"]["writes_in_kernel"].as_u64() > Some(0)
+        });
+        if next {
+            server.end(Signal::SIGKILL);
+            server = Server::start_for(&socket, &TWO_VCPUS);
+            server.hear("takes process");
+        }
+    }
+    vmm.end();
+    server.hear("has ended");
+    server.end(Signal::SIGTERM);
+}
 
 #[test]
 fn a_vm_with_a_vcpu_too_many_is_refused_unless_it_was_plugged_in_later() {

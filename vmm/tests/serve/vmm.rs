@@ -30,6 +30,8 @@ const SOCKET: &str = "VCPUFREQ_TEST_SOCKET";
 const USER: &str = "VCPUFREQ_TEST_USER";
 /// How many vCPUs it has; else one.
 const VCPUS: &str = "VCPUFREQ_TEST_VCPUS";
+/// How many vectors its device has; else one for each vCPU.
+const VECTORS: &str = "VCPUFREQ_TEST_VECTORS";
 /// The number of the socket, for one that `vcpufreq qemu` starts.
 const FD: &str = "VCPUFREQ_TEST_FD";
 /// Of vCPU 0's page.
@@ -61,6 +63,9 @@ pub fn stand_for_one() {
         }
         files.extend(file);
     }
+    // As QEMU closes what it has no vector for.
+    let vectors = env::var(VECTORS).map_or(count, |vectors| vectors.parse().unwrap());
+    files.drain(1 + vectors..1 + count);
     println!("@served");
     let word = |at| {
         let mut word = [0; 4];
@@ -167,11 +172,24 @@ impl Vmm {
         vmm
     }
 
+    /// The same, whose device has so many vectors.
+    pub fn with_vectors(socket: &Path, vcpus: u32, vectors: u32) -> Self {
+        let values = [(VCPUS, vcpus), (VECTORS, vectors)];
+        let mut vmm = Self::start_with(socket, &values);
+        assert_eq!(vmm.answer(), "served");
+        vmm
+    }
+
     fn start(socket: &Path, what: &str, value: u32) -> Self {
+        Self::start_with(socket, &[(what, value)])
+    }
+
+    fn start_with(socket: &Path, values: &[(&str, u32)]) -> Self {
+        let values = values.iter().map(|(what, value)| (what, value.to_string()));
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "vmm_process", "--nocapture"])
             .env(SOCKET, socket)
-            .env(what, value.to_string())
+            .envs(values)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
