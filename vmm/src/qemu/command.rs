@@ -3,15 +3,23 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    path::PathBuf,
+    path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, bail};
+use serde_json::{Map, Value};
+
+use super::config_file;
 
 /// A QEMU command line.
 pub struct QemuCommand<'a> {
+    /// Programs that become QEMU, with their arguments.
+    before: &'a [OsString],
     program: &'a OsStr,
     arguments: &'a [OsString],
+    /// The arguments, with the options of -readconfig's files in its place.
+    seen: Vec<OsString>,
 }
 
 /// What the guest learns of its machine from.
@@ -29,10 +37,16 @@ impl<'a> QemuCommand<'a> {
     /// Of a program and its arguments.
     ///
     /// # Errors
-    /// When there is no program, or one that leaves the foreground.
+    /// When there is no program, one that leaves the foreground, or a file that can't be read.
     pub fn read(words: &'a [OsString]) -> anyhow::Result<Self> {
+        let (before, words) = words.split_at(place_of_qemu(words)?);
         let (program, arguments) = words.split_first().context("no QEMU is named")?;
-        let command = Self { program, arguments };
+        let command = Self {
+            before,
+            program,
+            arguments,
+            seen: with_files(arguments)?,
+        };
         if command.has("daemonize") {
             bail!(
                 "the server of a VM ends with QEMU, which stays in the foreground; leave -daemonize out"
@@ -49,11 +63,27 @@ impl<'a> QemuCommand<'a> {
         self.arguments
     }
 
+    /// Starts QEMU, by what stands before it.
+    pub fn start(&self) -> Command {
+        let mut words = self.before.iter().map(OsString::as_os_str);
+        let mut command = Command::new(words.next().unwrap_or(self.program));
+        command.args(words);
+        if !self.before.is_empty() {
+            command.arg(self.program);
+        }
+        command
+    }
+
+    /// The name of QEMU's program, without a folder.
+    fn name(&self) -> &str {
+        name_of(self.program)
+    }
+
     /// The arguments of a QEMU that makes the same device tree: of machine, CPUs, memory and kernel.
     /// Without devices, disks, sockets and files that it would write: they are the guest's.
     pub fn of_tree(&self) -> Vec<OsString> {
         let mut kept: Vec<OsString> = ["-nodefaults", "-display", "none"].map(Into::into).into();
-        let mut words = self.arguments.iter();
+        let mut words = self.seen.iter();
         while let Some(word) = words.next() {
             let Some(name) = word.to_str().and_then(option) else {
                 continue;
@@ -69,7 +99,7 @@ impl<'a> QemuCommand<'a> {
 
     /// The values of an option, in order.
     fn values(&self, name: &str) -> impl Iterator<Item = &OsStr> {
-        let pairs = self.arguments.iter().zip(self.arguments.iter().skip(1));
+        let pairs = self.seen.iter().zip(self.seen.iter().skip(1));
         pairs.filter_map(move |(option, value)| {
             (option.to_str().and_then(self::option)? == name).then_some(value.as_os_str())
         })
@@ -101,10 +131,9 @@ impl<'a> QemuCommand<'a> {
         let virt = self.is_machine("virt") && !self.is_of_another_architecture();
         let no_acpi = self.has("no-acpi")
             || (self.machines()).any(|text| text.split(',').any(|part| part == "acpi=off"));
-        let dtb = self.values("dtb").last();
-        let direct = self.values("kernel").next().is_some() && !self.has_firmware();
-        match dtb {
-            Some(file) => Described::ByFile(file.into()),
+        let direct = self.kernel().is_some() && !self.has_firmware();
+        match self.file("dtb") {
+            Some(file) => Described::ByFile(file),
             None if virt && (direct || no_acpi) => Described::ByTree,
             None => Described::Otherwise,
         }
@@ -112,11 +141,16 @@ impl<'a> QemuCommand<'a> {
 
     /// Whether it is one for x86-64.
     pub fn is_x86(&self) -> bool {
-        let name = self.program.to_str().unwrap_or_default();
-        name.contains("x86_64")
+        self.name().contains("x86_64")
+            || self.is_kvm() && cfg!(target_arch = "x86_64")
             || ["q35", "pc", "microvm"]
                 .iter()
                 .any(|kind| self.is_machine(kind))
+    }
+
+    /// Whether it is the name of this machine's QEMU with KVM: Debian's `kvm`, Fedora's `qemu-kvm`.
+    fn is_kvm(&self) -> bool {
+        ["kvm", "qemu-kvm"].contains(&self.name())
     }
 
     fn machines(&self) -> impl Iterator<Item = &str> {
@@ -139,35 +173,105 @@ impl<'a> QemuCommand<'a> {
             let mut parts = text.split(',');
             parts.any(|part| ["kvm", "accel=kvm", "accel=kvm:tcg"].contains(&part))
         };
-        self.has("enable-kvm") || accelerators.chain(self.texts("M")).any(kvm)
+        self.is_kvm() || self.has("enable-kvm") || accelerators.chain(self.texts("M")).any(kvm)
     }
 
     fn has(&self, name: &str) -> bool {
         let is = |word: &OsString| word.to_str().and_then(option) == Some(name);
-        self.arguments.iter().any(is)
+        self.seen.iter().any(is)
     }
 
     fn has_firmware(&self) -> bool {
         let flash = self.texts("drive").any(|text| text.contains("if=pflash"));
         let of_machine = ["machine", "M"].into_iter();
         let mut of_machine = of_machine.flat_map(|name| self.texts(name));
+        let firmware = |part: &str| part.starts_with("pflash") || part.starts_with("firmware=");
         flash
-            || of_machine.any(|text| text.split(',').any(|part| part.starts_with("pflash")))
+            || of_machine.any(|text| text.split(',').any(firmware))
             || ["bios", "pflash"].iter().any(|name| self.has(name))
     }
 
     /// Its `virt` is another machine than Arm's.
     fn is_of_another_architecture(&self) -> bool {
-        let name = self.program.to_str().unwrap_or_default();
         ["riscv", "loongarch", "m68k", "or1k", "xtensa"]
             .iter()
-            .any(|other| name.contains(other))
+            .any(|other| self.name().contains(other))
     }
 
     /// The guest's kernel, if QEMU loads it.
     pub fn kernel(&self) -> Option<PathBuf> {
-        self.values("kernel").last().map(PathBuf::from)
+        self.file("kernel")
     }
+
+    /// The file of an option that is a property of the machine, too.
+    fn file(&self, name: &str) -> Option<PathBuf> {
+        let of_machine = self.machines().flat_map(|text| text.split(','));
+        let of_machine = of_machine.filter_map(|part| part.split_once('='));
+        let of_machine = of_machine.filter(|(property, _)| *property == name);
+        let file = self.values(name).last();
+        file.or(of_machine.last().map(|(_, file)| OsStr::new(file)))
+            .map(PathBuf::from)
+    }
+}
+
+/// Programs that become the one that they start, so that its process is theirs.
+const BECOME: [&str; 9] = [
+    "chrt", "env", "ionice", "nice", "nohup", "numactl", "prlimit", "setpriv", "taskset",
+];
+/// Programs that stay between the server and QEMU, or close what QEMU is to inherit.
+const STAY: [&str; 11] = [
+    "doas",
+    "flock",
+    "gdb",
+    "nsenter",
+    "perf",
+    "strace",
+    "sudo",
+    "systemd-run",
+    "timeout",
+    "unshare",
+    "valgrind",
+];
+
+/// Where QEMU is among these words: behind programs that become it.
+fn place_of_qemu(words: &[OsString]) -> anyhow::Result<usize> {
+    let first = words.first().map_or("", |word| name_of(word));
+    if STAY.contains(&first) {
+        bail!("put {first} before vcpufreq: behind \"--\" QEMU takes its place");
+    }
+    if !BECOME.contains(&first) {
+        return Ok(0);
+    }
+    // A variable of env's may name a QEMU, too.
+    let is_qemu = |word: &OsString| {
+        let name = name_of(word);
+        (name.starts_with("qemu") || name == "kvm") && !word.to_string_lossy().contains('=')
+    };
+    words.iter().position(is_qemu).with_context(|| {
+        format!("no QEMU is found behind {first}; put {first} before vcpufreq, which QEMU inherits")
+    })
+}
+
+fn name_of(program: &OsStr) -> &str {
+    let name = Path::new(program).file_name();
+    name.and_then(OsStr::to_str).unwrap_or_default()
+}
+
+/// The arguments, with the options of -readconfig's files in its place.
+fn with_files(arguments: &[OsString]) -> anyhow::Result<Vec<OsString>> {
+    let mut seen = Vec::new();
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        let is_file = word.to_str().and_then(option) == Some("readconfig");
+        match words.as_slice().first().filter(|_| is_file) {
+            Some(path) => {
+                seen.extend(config_file::options_of(Path::new(path))?);
+                words.next();
+            }
+            None => seen.push(word.clone()),
+        }
+    }
+    Ok(seen)
 }
 
 /// Options without a value that a device tree depends on.
@@ -196,20 +300,48 @@ fn taken(name: &str) -> Option<fn(&OsString) -> Option<OsString>> {
 /// A machine without properties that name other objects than memory.
 fn machine_alone(value: &OsString) -> Option<OsString> {
     let parts = value.to_str()?.split(',');
-    let named = ["pflash", "confidential-guest-support=", "dumpdtb="];
+    let named = [
+        "pflash",
+        "confidential-guest-support=",
+        "memory-encryption=",
+        "dumpdtb=",
+    ];
     let parts = parts.filter(|part| !named.iter().any(|name| part.starts_with(name)));
     Some(parts.collect::<Vec<_>>().join(",").into())
 }
 
 /// Memory of the same name and size that is not allocated yet; none of another object.
 fn memory_alone(value: &OsString) -> Option<OsString> {
-    let mut parts = value.to_str()?.split(',');
-    parts
-        .next()
-        .filter(|kind| kind.starts_with("memory-backend-"))?;
+    let text = value.to_str()?;
+    if text.starts_with('{') {
+        return memory_of_json(text);
+    }
+    let parts = text.split(',');
+    // The first may be without its key.
+    let bare = parts.clone().next().filter(|part| !part.contains('='));
+    let kind = parts
+        .clone()
+        .find_map(|part| part.strip_prefix("qom-type="));
+    kind.or(bare).filter(|kind| is_memory(kind))?;
     let kept = parts.filter(|part| part.starts_with("id=") || part.starts_with("size="));
-    let parts = ["memory-backend-ram"].into_iter().chain(kept);
+    let parts = [RAM].into_iter().chain(kept);
     Some(parts.collect::<Vec<_>>().join(",").into())
+}
+
+/// The same in the form of JSON, which libvirt writes.
+fn memory_of_json(text: &str) -> Option<OsString> {
+    let mut object: Map<String, Value> = serde_json::from_str(text).ok()?;
+    let kind = object.get_mut("qom-type")?;
+    kind.as_str().filter(|kind| is_memory(kind))?;
+    *kind = RAM.into();
+    object.retain(|key, _| ["qom-type", "id", "size"].contains(&&**key));
+    Some(Value::from(object).to_string().into())
+}
+
+const RAM: &str = "memory-backend-ram";
+
+fn is_memory(kind: &str) -> bool {
+    kind.starts_with("memory-backend-")
 }
 
 #[cfg(test)]
@@ -254,6 +386,14 @@ mod tests {
                  -object rng-random,id=r -qmp unix:q,server=on -chardev socket,path=s,id=c",
                 "-object memory-backend-ram,id=m,size=1G -numa node,memdev=m",
             ),
+            (
+                "qemu -object qom-type=memory-backend-memfd,id=m,size=1G,share=on \
+                 -object id=n,qom-type=memory-backend-file,mem-path=f,size=2G \
+                 -object {\"qom-type\":\"memory-backend-memfd\",\"id\":\"r\",\"share\":true,\"size\":7} \
+                 -object {\"qom-type\":\"secret\",\"id\":\"s\"}",
+                "-object memory-backend-ram,id=m,size=1G -object memory-backend-ram,id=n,size=2G \
+                 -object {\"id\":\"r\",\"qom-type\":\"memory-backend-ram\",\"size\":7}",
+            ),
         ] {
             let words = of(line, |line| line.of_tree());
             let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
@@ -262,6 +402,52 @@ mod tests {
                 format!("-nodefaults -display none {of_tree}")
             );
         }
+    }
+
+    #[test]
+    fn programs_that_become_qemu_may_stand_before_it() {
+        for (line, started, arguments) in [
+            (
+                "taskset -c 4-7 /bin/qemu-system-x86_64 -m 1G",
+                "taskset -c 4-7 /bin/qemu-system-x86_64",
+                2,
+            ),
+            ("env Q=/bin/qemu kvm", "env Q=/bin/qemu kvm", 0),
+            ("nice numactl -l qemu -M virt", "nice numactl -l qemu", 2),
+            ("my-qemu taskset", "my-qemu", 1),
+        ] {
+            let (words, seen) = of(line, |line| {
+                let start = line.start();
+                let words = [start.get_program()].into_iter().chain(start.get_args());
+                let words: Vec<_> = words.map(|word| word.to_str().unwrap()).collect();
+                (words.join(" "), line.arguments().len())
+            });
+            assert_eq!((&*words, seen), (started, arguments), "{line}");
+        }
+        for line in [
+            "sudo qemu-system-x86_64",
+            "/usr/bin/timeout 9 qemu",
+            "taskset 1 ./mine",
+        ] {
+            let words: Vec<_> = line.split(' ').map(OsString::from).collect();
+            let said = QemuCommand::read(&words).err().unwrap().to_string();
+            assert!(said.contains("before vcpufreq"), "{line}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_options_is_read_in_its_place() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text =
+            "[machine]\n type = \"virt\"\n[smp-opts]\n cpus = \"2\"\n[device]\n driver = \"x\"\n";
+        std::fs::write(file.path(), text).unwrap();
+        let line = format!("qemu -readconfig {} -kernel Image", file.path().display());
+        let (cpus, described, tree) = of(&line, |line| {
+            (line.cpus().unwrap(), line.described(), line.of_tree())
+        });
+        assert_eq!((cpus, described), (2, Described::ByTree));
+        let tree = tree[3..].join(OsStr::new(" "));
+        assert_eq!(tree, "-machine type=virt -smp cpus=2 -kernel Image");
     }
 
     #[test]
@@ -278,6 +464,8 @@ mod tests {
             ("qemu -enable-kvm", true),
             ("qemu -M virt,accel=kvm:tcg", true),
             ("qemu -machine virt -accel tcg", false),
+            ("/usr/bin/kvm -M virt", true),
+            ("/opt/kvm/qemu -M virt", false),
         ] {
             assert_eq!(of(line, |line| line.has_kvm()), kvm, "{line}");
         }
@@ -291,6 +479,10 @@ mod tests {
             ("qemu -machine virt-9.2,gic-version=3 -kernel Image", ByTree),
             ("qemu -machine type=virt,acpi=off -bios EFI", ByTree),
             ("qemu -M virt -no-acpi -bios EFI", ByTree),
+            ("qemu -M virt,kernel=Image", ByTree),
+            ("/opt/riscv/qemu -M virt -kernel Image", ByTree),
+            ("qemu -M virt,firmware=EFI,kernel=Image", Otherwise),
+            ("qemu -M virt,kernel=Image,dtb=mine", ByFile("mine".into())),
             ("qemu -M virt -bios EFI -kernel Image", Otherwise),
             ("qemu -M virt -drive if=pflash,file=EFI", Otherwise),
             ("qemu -M virt,pflash0=rom -kernel Image", Otherwise),

@@ -7,7 +7,9 @@
 //! ```
 //! QEMU inherits its end of the pair and the tree as open files: a killed program leaves no file.
 
+mod alike;
 mod command;
+mod config_file;
 mod inherited;
 mod tree;
 
@@ -22,7 +24,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use vcpufreq_device::host::{HostRoot, Tid};
+use vcpufreq_device::host::{CpuList, HostRoot, Tid};
 
 use crate::{
     message::{chain, warn},
@@ -32,6 +34,7 @@ use crate::{
         ServedVmm, forget, wait,
     },
 };
+use alike::{pcpus_alike, start_on};
 use command::QemuCommand;
 use inherited::device;
 use tree::Tree;
@@ -53,12 +56,13 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
         *cpus = Some(command.cpus()?);
     }
     let mut served = Served::check(options.served, HostRoot::default())?;
-    let tree = Tree::make(&command, &served)?;
+    let pins = served.vcpus.iter().map(|vcpu| &*vcpu.pin);
+    let alike = pcpus_alike(&HostRoot::default(), pins).filter(|_| command.has_kvm());
+    let tree = start_on(alike.as_ref(), || Tree::make(&command, &served))??;
     served.create_events()?;
     let (stream, of_qemu) = UnixStream::pair().context("can't make a pair of sockets")?;
-    let mut qemu = with_bridge(&command, &tree, &of_qemu, &served)?;
-    let mut qemu = qemu
-        .spawn()
+    let mut qemu = with_bridge(&command, &tree, &of_qemu, (&served, alike.as_ref()))?;
+    let mut qemu = start_on(alike.as_ref(), || qemu.spawn())?
         .with_context(|| format!("can't start {}", Path::new(command.program()).display()))?;
     // After QEMU is started, which would inherit that they are blocked, and before any thread is
     // made, so that all of them leave the signals alone.
@@ -86,14 +90,18 @@ fn with_bridge(
     command: &QemuCommand<'_>,
     tree: &Tree,
     of_qemu: &UnixStream,
-    served: &Served,
+    (served, alike): (&Served, Option<&CpuList>),
 ) -> anyhow::Result<Command> {
     let added = [&*tree.arguments()?, &device(of_qemu, served.vcpus.len())?].concat();
     let names = added.iter().map(String::as_str);
     let names: Vec<_> = names.filter(|word| word.starts_with('-')).collect();
     let (likeness, summary, names) = (&served.likeness, tree.summary(), names.join(" "));
-    warn(&format!("{likeness}; {summary}; QEMU gets {names} too"));
-    let mut qemu = Command::new(command.program());
+    let place = alike.map(|pcpus| format!(", and starts on pCPUs {pcpus}, which are of one type"));
+    let place = place.unwrap_or_default();
+    warn(&format!(
+        "{likeness}; {summary}; QEMU gets {names} too{place}"
+    ));
+    let mut qemu = command.start();
     qemu.args(command.arguments()).args(&added);
     Ok(qemu)
 }

@@ -119,7 +119,7 @@ fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
     let file = StateDir::of_user()?.tree_file(std::process::id())?;
     let mut dump = OsString::from("dumpdtb=");
     dump.push(file.as_os_str());
-    let mut qemu = Command::new(command.program());
+    let mut qemu = command.start();
     qemu.args(command.of_tree()).arg("-machine").arg(dump);
     let ran = run(&mut qemu, |pid| ends_within(pid, DUMP_WITHIN));
     let tree = fs::read(&file);
