@@ -73,13 +73,14 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     // QEMU ends when it is refused.
     let stream = Connection::new(stream);
     let added = ServedVmm::child(stream, qemu.id()).and_then(|vmm| waiting.add(vmm, &served));
-    added.unwrap_or_else(not_served);
+    let mut refusals = Refusals::default();
+    added.unwrap_or_else(|error| not_served(&mut refusals, &error));
     let supervisor = Supervisor {
         served: &served,
         signals: &signals,
         waiting,
         machine: None,
-        refusals: Refusals::default(),
+        refusals,
     };
     let status = supervisor.run(&mut qemu)?;
     Ok(exit_code(status))
@@ -106,8 +107,8 @@ fn with_bridge(
     Ok(qemu)
 }
 
-fn not_served(error: anyhow::Error) {
-    warn(&format!("the VM isn't served: {}", chain(&error)));
+fn not_served(refusals: &mut Refusals, error: &anyhow::Error) {
+    refusals.refuse(|| format!("the VM isn't served: {}", chain(error)));
 }
 
 /// What is done while QEMU runs.
@@ -140,12 +141,16 @@ impl Supervisor<'_> {
         };
         let signals = self.signals;
         self.machine.map(|machine| end(machine, signals));
+        // Behind QEMU's own.
+        let words = self.refusals.last_words();
+        words.iter().for_each(|words| warn(words));
         Ok(status)
     }
 
     fn start(&mut self, vmm: ServedVmm, threads: &[Option<Tid>]) {
         let started = ServedVm::start(self.served, vmm, threads);
-        self.machine = started.map_err(not_served).ok();
+        let failed = |error: &anyhow::Error| not_served(&mut self.refusals, error);
+        self.machine = started.inspect_err(failed).ok();
     }
 
     /// Serves the vCPUs that QEMU has now, if they are others. Else QEMU goes on alone: this program

@@ -229,7 +229,8 @@ impl PendingVmms {
             let vmm = &candidate.vmm;
             let pid = vmm.pid();
             // Afterwards: the threads were its own.
-            let why = if vmm.gone_within(0) {
+            let is_gone = vmm.gone_within(0);
+            let why = if is_gone {
                 candidate.is_kept = false;
                 "it has ended".to_owned()
             } else {
@@ -250,7 +251,11 @@ impl PendingVmms {
                 }
             };
             self.all.remove(index).give_up();
-            refusals.add(|| format!("process {pid} isn't served: {why}"));
+            let line = || format!("process {pid} isn't served: {why}");
+            match is_gone {
+                true => refusals.add(line),
+                false => refusals.refuse(line),
+            }
         }
         None
     }

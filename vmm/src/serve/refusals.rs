@@ -21,6 +21,8 @@ const REST: Duration = Duration::from_millis(50);
 pub struct Refusals {
     last_line: Option<Instant>,
     row: u32,
+    /// The reason for the newest refusal of a VMM that ran.
+    reason: Option<String>,
 }
 
 impl Refusals {
@@ -31,6 +33,20 @@ impl Refusals {
             warn(&line());
         }
         sleep(rest);
+    }
+
+    /// One of a VMM that runs, and ends for it: QEMU's own last words are that a server "sent version
+    /// -1".
+    pub fn refuse(&mut self, line: impl FnOnce() -> String) {
+        let line = line();
+        self.reason = Some(line.clone());
+        self.add(|| line);
+    }
+
+    /// What a VMM's user is to read behind QEMU's last words, if one was refused.
+    pub fn last_words(self) -> Option<String> {
+        let why = self.reason?;
+        Some(format!("the reason for QEMU's \"version -1\": {why}"))
     }
 
     /// Whether one at `now` is a line, and how long to rest after it.
@@ -67,6 +83,18 @@ mod tests {
         }
         assert_eq!(lines, 10);
         assert!(most * 10 < 10_000_000 / 20, "{most} take a twentieth");
+    }
+
+    #[test]
+    fn the_reason_of_one_that_ran_is_kept() {
+        let mut refusals = Refusals::default();
+        refusals.add(|| "process 7 isn't served: it has ended".to_owned());
+        assert_eq!(refusals.last_words(), None);
+        let mut refusals = Refusals::default();
+        refusals.refuse(|| "process 7 isn't served: no".to_owned());
+        refusals.add(|| "process 8 isn't served: it has ended".to_owned());
+        let words = "the reason for QEMU's \"version -1\": process 7 isn't served: no";
+        assert_eq!(refusals.last_words().as_deref(), Some(words));
     }
 
     #[test]

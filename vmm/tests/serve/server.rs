@@ -26,7 +26,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{
     PATIENCE,
-    vmm::{Vmm, qemu_in},
+    vmm::{VCPUS, Vmm, qemu_in},
     wait_until,
 };
 
@@ -118,6 +118,14 @@ impl Server {
         let mut prefix = Self::spawn(&mut command, host);
         let vmm = Vmm::of_qemu(&mut prefix.process);
         (prefix, vmm)
+    }
+
+    /// `vcpufreq qemu` of a VM with one vCPU, before a VMM that has two.
+    pub fn before_a_vcpu_too_many(dir: &Path) -> Self {
+        let host = host();
+        let mut command = Self::command("qemu", &host, &ONE_VCPU);
+        command.arg("--").arg(qemu_in(dir)).env(VCPUS, "2");
+        Self::spawn(command.stdout(Stdio::null()), host)
     }
 
     /// Starts a server as a service manager does, with `files` of these names.

@@ -6,6 +6,7 @@
 //! - A domain's request in the page of its first vCPU counts while that vCPU isn't there.
 //! - A VM with a vCPU too many is refused, by the names of its threads or by the control socket, unless
 //!   it was served before.
+//! - The last line of `vcpufreq qemu` before a QEMU that is refused is the reason.
 //! - A VM whose device has too few vectors is a line with the cure. The server rings for a vCPU without
 //!   a doorbell, and a later server too.
 
@@ -101,6 +102,25 @@ fn a_vm_with_a_vcpu_too_many_is_refused_unless_it_was_plugged_in_later() {
     vmm.end();
     server.hear("has ended");
     server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn the_reason_of_a_refusal_is_the_last_line() {
+    if skipped() {
+        return;
+    }
+    let (dir, _socket) = socket();
+    let (_, said) = Server::before_a_vcpu_too_many(dir.path()).output();
+    let of_qemu = said
+        .iter()
+        .position(|line| line.starts_with("server sent version -1"));
+    let last = said.last().unwrap();
+    assert!(of_qemu.is_some_and(|at| at < said.len() - 1), "{said:?}");
+    assert!(
+        last.contains("the reason for QEMU's \"version -1\""),
+        "{last}"
+    );
+    assert!(last.contains("it has 2 vCPUs"), "{last}");
 }
 
 #[test]

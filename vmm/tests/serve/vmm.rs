@@ -29,7 +29,7 @@ use super::scripts::write_script;
 const SOCKET: &str = "VCPUFREQ_TEST_SOCKET";
 const USER: &str = "VCPUFREQ_TEST_USER";
 /// How many vCPUs it has; else one.
-const VCPUS: &str = "VCPUFREQ_TEST_VCPUS";
+pub const VCPUS: &str = "VCPUFREQ_TEST_VCPUS";
 /// How many vectors its device has; else one for each vCPU.
 const VECTORS: &str = "VCPUFREQ_TEST_VECTORS";
 /// The number of the socket, for one that `vcpufreq qemu` starts.
@@ -58,6 +58,8 @@ pub fn stand_for_one() {
         assert_eq!(len, number.len());
         // As a version: the memory's comes with a file.
         if file.is_none() && i64::from_le_bytes(number) == -1 {
+            // As QEMU's.
+            eprintln!("server sent version -1, expecting 0");
             println!("@refused");
             return;
         }
@@ -134,7 +136,7 @@ pub fn qemu_in(dir: &Path) -> PathBuf {
     let itself = env::current_exe().unwrap();
     let script = format!(
         "#!/bin/sh\nfor word; do case $word in socket,*fd=*) {FD}=${{word##*fd=}};;\n\
-         *,vectors=*) {VCPUS}=${{word##*,vectors=}};; esac; done\n\
+         *,vectors=*) {VCPUS}=${{{VCPUS}:-${{word##*,vectors=}}}};; esac; done\n\
          export {FD} {VCPUS}\nexec {} --exact vmm_process --nocapture\n",
         itself.display()
     );
