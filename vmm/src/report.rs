@@ -186,7 +186,7 @@ fn host(root: &HostRoot, energy_model: EnergyModel) -> Value {
         })
     };
     let policies = cpus.policies.iter().map(|policy| {
-        let opp = |opp: &HostOpp| json!({ "khz": opp.khz, "uv": opp.uv, "uw": opp.uw });
+        let opp = |opp: &HostOpp| json!({ "khz": opp.khz, "boost": opp.boost, "uv": opp.uv, "uw": opp.uw });
         let opps: Vec<_> = policy.opps.iter().map(opp).collect();
         json!({
             "policy": policy.id, "cpus": policy.cpus.as_slice(), "driver": policy.driver,
@@ -281,7 +281,7 @@ mod tests {
         let facts = |fake: &FakeHost| host(&fake.root(), EnergyModel::Domains(2));
         let host = facts(&fake);
         assert_eq!(host["model"], "A Board");
-        let opp = json!({ "khz": 600_000, "uv": 650_000, "uw": 45_000 });
+        let opp = json!({ "khz": 600_000, "boost": false, "uv": 650_000, "uw": 45_000 });
         assert_eq!(host["policies"][0]["opps"], json!([opp]));
         assert_eq!(host["policies"][0]["cpus"], json!([0, 1]));
         assert_eq!(host["energy_model"], json!({ "domains": 2 }));

@@ -79,6 +79,13 @@ impl FakeHost {
         }
     }
 
+    /// Gives a policy frequencies of boost, which is on or off.
+    pub fn boost(&self, id: u32, khz: &str, on: bool) {
+        let policy = format!("{CPU}/cpufreq/policy{id}");
+        self.write(&format!("{policy}/scaling_boost_frequencies"), khz);
+        self.write(&format!("{policy}/boost"), u8::from(on).to_string());
+    }
+
     /// Adds the performance domain of a CPU: frequency in kHz and power of each state.
     pub fn energy_model(&self, cpu: u32, flags: &str, states: &[(u32, u32)]) {
         let dir = format!("sys/kernel/debug/energy_model/cpu{cpu}");

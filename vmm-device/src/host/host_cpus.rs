@@ -37,7 +37,8 @@ pub struct CpufreqPolicy {
     pub governor: String,
     /// `cpuinfo_max_freq` in kHz; `None` if the host doesn't report it.
     pub max_khz: Option<u32>,
-    /// Operating points, frequency rising; empty if the host reports none.
+    /// Operating points, frequency rising, those of boost too, whether it is on or off; empty if the
+    /// host reports none.
     pub opps: Vec<HostOpp>,
 }
 
@@ -100,10 +101,13 @@ impl Pcpu {
 }
 
 impl CpufreqPolicy {
-    /// Its highest frequency in kHz: the driver's, else that of its table.
+    /// Its highest frequency in kHz: the driver's, that of boost even while boost is off; without
+    /// either, that of its table.
     #[must_use]
     pub fn top_khz(&self) -> Option<u32> {
-        self.max_khz.or(self.opps.last().map(|opp| opp.khz))
+        let last = self.opps.last();
+        let boost = last.filter(|opp| opp.boost).map(|opp| opp.khz);
+        self.max_khz.max(boost).or(last.map(|opp| opp.khz))
     }
 }
 
@@ -114,29 +118,35 @@ fn policies(root: &HostRoot) -> Vec<CpufreqPolicy> {
 
 fn policy(root: &HostRoot, id: u32, cpus: CpuList) -> CpufreqPolicy {
     let file = |name: &str| format!("{CPUS}/cpufreq/policy{id}/{name}");
-    let listed = root.text(file("scaling_available_frequencies"));
-    let listed: Vec<u32> = listed
-        .iter()
-        .flat_map(|text| text.split_whitespace().filter_map(|khz| khz.parse().ok()))
-        .collect();
+    let listed = ListedKhz {
+        base: root.khz_list(file("scaling_available_frequencies")),
+        boost: root.khz_list(file("scaling_boost_frequencies")),
+    };
     CpufreqPolicy {
         id,
         driver: root.text(file("scaling_driver")).unwrap_or_default(),
         governor: root.text(file("scaling_governor")).unwrap_or_default(),
         max_khz: root.number(file("cpuinfo_max_freq")).filter(|khz| *khz > 0),
-        opps: opps(root, &cpus, listed),
+        opps: opps(root, &cpus, &listed),
         cpus,
     }
 }
 
+/// What the driver's table has: in one file what it may choose at any time, in the other what only
+/// boost adds. Both files are the same with boost on and off.
+struct ListedKhz {
+    base: Vec<u32>,
+    boost: Vec<u32>,
+}
+
 /// The frequencies that the driver lists, else those of the energy model, else
 /// those of the device tree: with what the other two know of each.
-fn opps(root: &HostRoot, cpus: &CpuList, listed: Vec<u32>) -> Vec<HostOpp> {
+fn opps(root: &HostRoot, cpus: &CpuList, listed: &ListedKhz) -> Vec<HostOpp> {
     let model = energy_model::of_cpus(root, cpus);
     let node = cpus.iter().find_map(|cpu| opp_node::of_cpu(root, cpu));
     let node = node.unwrap_or_default();
     let mut khz: Vec<u32> = [
-        listed,
+        [listed.base.as_slice(), &listed.boost].concat(),
         model.iter().map(|(khz, _)| *khz).collect(),
         node.iter().map(|opp| opp.khz).collect(),
     ]
@@ -150,6 +160,7 @@ fn opps(root: &HostRoot, cpus: &CpuList, listed: Vec<u32>) -> Vec<HostOpp> {
         let in_model = model.iter().find(|(of, _)| *of == khz);
         HostOpp {
             khz,
+            boost: listed.boost.contains(&khz) || in_node.is_some_and(|opp| opp.boost),
             uv: in_node.and_then(|opp| opp.uv),
             uw: in_model
                 .map(|(_, uw)| *uw)
@@ -186,6 +197,44 @@ mod tests {
         assert_eq!(little.opps.len(), 4);
         assert_eq!(cpus.policy_of(3).unwrap().id, 2);
         assert_eq!(cpus.policy_of(4), None);
+    }
+
+    /// Boost can be switched while guests run, so the table has it even while it is off.
+    #[test]
+    fn boost_frequencies_end_the_table_whether_boost_is_on_or_off() {
+        let host = FakeHost::two_plus_two();
+        host.boost(2, "3000000 2900000 \n", false);
+        for max_khz in ["2800000", "3000000"] {
+            host.write(
+                "sys/devices/system/cpu/cpufreq/policy2/cpuinfo_max_freq",
+                max_khz,
+            );
+            let cpus = HostCpus::read(&host.root());
+            let [little, big] = &cpus.policies[..] else {
+                panic!()
+            };
+            assert!(little.opps.iter().all(|opp| !opp.boost));
+            assert_eq!(little.top_khz(), Some(1_800_000));
+            let ends = big.opps.iter().rev().take(3);
+            let ends: Vec<_> = ends.map(|opp| (opp.khz, opp.boost)).collect();
+            let expected = [(3_000_000, true), (2_900_000, true), (2_800_000, false)];
+            assert_eq!((ends, big.opps.len()), (expected.to_vec(), 7));
+            assert_eq!(big.top_khz(), Some(3_000_000));
+        }
+    }
+
+    #[test]
+    fn a_turbo_mode_point_of_the_device_tree_is_boost() {
+        let host = FakeHost::two_plus_two();
+        host.remove("sys/devices/system/cpu/cpufreq/policy0/scaling_available_frequencies");
+        host.opp_node(0, &LITTLE);
+        host.write(
+            "sys/firmware/devicetree/base/opp-table-0/opp-1800000/turbo-mode",
+            "",
+        );
+        let opps = HostCpus::read(&host.root()).policies[0].opps.clone();
+        let boost: Vec<_> = opps.iter().map(|opp| opp.boost).collect();
+        assert_eq!(boost, [false, false, false, true]);
     }
 
     #[test]

@@ -17,6 +17,8 @@ const MAX_DEPTH: u32 = 3;
 pub struct HostOpp {
     /// Frequency in kHz.
     pub khz: u32,
+    /// Whether only boost adds it.
+    pub boost: bool,
     /// Voltage in µV.
     pub uv: Option<u32>,
     /// Power of a busy CPU in µW.
@@ -44,6 +46,7 @@ fn opp(dir: &Path) -> Option<HostOpp> {
     let first = |name| cells(&dir.join(name))?.first().copied();
     Some(HostOpp {
         khz: u32::try_from(hz / 1000).ok()?,
+        boost: dir.join("turbo-mode").exists(),
         uv: first("opp-microvolt"),
         uw: first("opp-microwatt"),
     })

@@ -45,6 +45,14 @@ impl HostRoot {
     pub fn number<T: FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {
         self.text(path)?.parse().ok()
     }
+
+    /// The frequencies in a file of cpufreq, in its order.
+    pub(crate) fn khz_list(&self, path: impl AsRef<Path>) -> Vec<u32> {
+        let text = self.text(path).unwrap_or_default();
+        text.split_whitespace()
+            .filter_map(|khz| khz.parse().ok())
+            .collect()
+    }
 }
 
 impl Default for HostRoot {

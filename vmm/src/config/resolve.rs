@@ -357,7 +357,7 @@ impl<'a> VcpuResolver<'a> {
 }
 
 /// A point of the host's as one of the guest's.
-fn own(&HostOpp { khz, uv, uw }: &HostOpp) -> Opp {
+fn own(&HostOpp { khz, uv, uw, .. }: &HostOpp) -> Opp {
     Opp { khz, uv, uw }
 }
 
