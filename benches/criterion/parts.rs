@@ -19,7 +19,7 @@ const KHZ: [u32; 5] = [700_000, 1_200_000, 1_700_000, 2_200_000, 2_800_000];
 const PCPU: PcpuPerf = PcpuPerf {
     pcpu: 0,
     khz: Khz(1_700_000),
-    khz_max: Khz(2_800_000),
+    reference: Khz(2_800_000),
     capacity: Util::MAX,
 };
 

@@ -69,7 +69,7 @@ pub fn device() -> FuzzedDevice {
     let source = FixedSource::new(PcpuPerf {
         pcpu: 0,
         khz: Khz(1_400_000),
-        khz_max: Khz(2_800_000),
+        reference: Khz(2_800_000),
         capacity: Util::MAX,
     });
     Device::new(config, Minima::default(), source, NoEvents).expect("a configuration that holds")

@@ -7,7 +7,7 @@
 #define VCPUFREQ_ARITH_H
 
 /*
- * floor(capacity * khz / perf_max), times the headroom's fraction: below 2^45;
+ * floor(capacity * khz / reference), times the headroom's fraction: below 2^45;
  * and not below the VMM's lower bound.
  */
 static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *p,
@@ -22,7 +22,7 @@ static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *
 	if (khz > p->perf_max_khz)
 		*granted = p->perf_max_khz;
 	num = (__u64)p->capacity * *granted * p->headroom_num;
-	den = (__u64)p->perf_max_khz * p->headroom_den;
+	den = (__u64)p->reference_khz * p->headroom_den;
 	min = den ? num / den : 0;
 	if (min > 1024)
 		min = 1024;
@@ -38,24 +38,23 @@ static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *
  */
 static __always_inline __u32 summed(const struct vcpufreq_bpf_policy *p, __u32 min, __u32 others)
 {
-	__u32 limit = (__u32)p->capacity * p->headroom_num / (p->headroom_den ?: 1);
 	__u32 sum = min + others;
 
-	if (sum > limit)
-		sum = limit;
+	if (sum > p->limit)
+		sum = p->limit;
 	return sum > min ? sum : min;
 }
 
 /*
- * perf_max * capacity(pCPU) * khz / (khz_max * capacity(vCPU)), at least 1;
- * 0 when it isn't known. The product has up to 74 bits: khz is taken in two
+ * reference(vCPU) * capacity(pCPU) * khz / (reference(pCPU) * capacity(vCPU)),
+ * at least 1; 0 when it isn't known. The product has up to 74 bits: khz is taken in two
  * halves, and what the first leaves goes into the second.
  */
 static __always_inline __u32 perf_on(const struct vcpufreq_bpf_policy *p,
 				     const struct vcpufreq_bpf_cpu *c, __u32 khz)
 {
-	__u64 num = (__u64)p->perf_max_khz * c->capacity;
-	__u64 den = (__u64)c->khz_max * p->capacity;
+	__u64 num = (__u64)p->reference_khz * c->capacity;
+	__u64 den = (__u64)c->reference_khz * p->capacity;
 	__u64 whole, part, high, low;
 
 	if (!khz || !den)

@@ -40,14 +40,16 @@ enum vcpufreq_bpf_actuator {
 
 /* A pCPU. What changes is in dispatch.h. */
 struct vcpufreq_bpf_cpu {
-	__u32 capacity;		/* 0..1024 at khz_max; 0: not known */
-	__u32 khz_max;
+	__u32 capacity;		/* 0..1024 at reference_khz; 0: not known */
+	__u32 reference_khz;
 };
 
 /* How a vCPU's requests are answered. */
 struct vcpufreq_bpf_policy {
 	__u32 perf_max_khz;	/* not 0 */
-	__u32 capacity;		/* 1..1024 */
+	__u32 reference_khz;	/* not 0 */
+	__u32 capacity;		/* 1..1024 at reference_khz */
+	__u32 limit;		/* the highest clamp that a request can be */
 	__u32 headroom_num;	/* 4 of 5 before Linux 6.8, else 1 of 1 */
 	__u32 headroom_den;
 	__u32 clamp;		/* enum vcpufreq_bpf_clamp */

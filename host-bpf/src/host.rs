@@ -48,8 +48,8 @@ pub struct PcpuFacts {
     pub number: u32,
     /// Its `cpu_capacity`.
     pub capacity: Util,
-    /// Its highest frequency.
-    pub khz_max: Khz,
+    /// The frequency that it refers to.
+    pub reference: Khz,
 }
 
 /// What a VM's programs start with.

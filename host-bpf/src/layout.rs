@@ -37,7 +37,7 @@ pub(crate) const REFRESH: u32 = 3;
 #[repr(C)]
 pub(crate) struct CpuEntry {
     pub capacity: AtomicU32,
-    pub khz_max: AtomicU32,
+    pub reference_khz: AtomicU32,
 }
 
 /// `VCPUFREQ_DISPATCH_LAYOUT` of `bpf/dispatch.h`.
@@ -68,7 +68,9 @@ pub(crate) struct SlotsEntry {
 #[repr(C)]
 pub(crate) struct PolicyEntry {
     pub perf_max_khz: u32,
+    pub reference_khz: u32,
     pub capacity: u32,
+    pub limit: u32,
     pub headroom_num: u32,
     pub headroom_den: u32,
     pub clamp: u32,
@@ -153,7 +155,7 @@ const _: () = {
     assert!(size_of::<CpuEntry>() == 8);
     assert!(size_of::<DispatchCpuEntry>() == 64);
     assert!(size_of::<SlotsEntry>() == 14 * 4 + 4096);
-    assert!(size_of::<PolicyEntry>() == 328);
+    assert!(size_of::<PolicyEntry>() == 336);
     assert!(size_of::<VcpuEntry>() == 48 + 14 * 8 + 128);
     assert!(size_of::<DomainEntry>() == 32);
     assert!(size_of::<VmEntry>() == 72);

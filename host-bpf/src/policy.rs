@@ -69,14 +69,20 @@ impl VcpuPolicy {
         if !self.adds_others() {
             return clamp;
         }
-        let (num, den) = self.headroom.factor();
-        let limit = u32::from(self.spec.capacity.get()) * num / den;
         let min = u32::from(clamp.min.get());
-        let sum = min.saturating_add(others).min(limit).max(min);
+        let sum = min.saturating_add(others).min(self.limit()).max(min);
         Clamp {
             min: Util::saturating(sum.into()),
             ..clamp
         }
+    }
+
+    /// The highest clamp that the vCPU can request by itself.
+    #[cfg_attr(not(feature = "load"), allow(dead_code))]
+    fn limit(&self) -> u32 {
+        let top = self.spec.table.max();
+        let decision = vcpufreq_device::clamp(&self.spec, top, self.clamp, self.headroom);
+        decision.clamp.min.get().into()
     }
 
     /// As the programs of a VM with so many domains read it.
@@ -96,7 +102,9 @@ impl VcpuPolicy {
         }
         PolicyEntry {
             perf_max_khz: self.spec.table.max().0,
+            reference_khz: self.spec.table.reference().0,
             capacity: self.spec.capacity.get().into(),
+            limit: self.limit(),
             headroom_num,
             headroom_den,
             clamp: match self.clamp {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::capacity::{RatedCapacity, guest_capacities};
 use crate::limit::RateLimit;
 use crate::regs::MAX_VCPUS;
 use crate::table::PerfTable;
@@ -50,7 +51,8 @@ pub enum CurPerfVisibility {
 pub struct VcpuSpec {
     /// Performance levels.
     pub table: PerfTable,
-    /// Capacity at the highest level, 1..=1024, on the host's scale: that of the pCPU it mirrors.
+    /// Capacity at [`PerfTable::reference`], 1..=1024, on the host's scale: that of the pCPU it
+    /// mirrors.
     pub capacity: Util,
     /// Its performance domain.
     pub domain: DomainId,
@@ -123,6 +125,18 @@ impl Headroom {
     }
 }
 
+impl VcpuSpec {
+    /// Its capacity at its highest level.
+    #[must_use]
+    pub fn rated(&self) -> RatedCapacity {
+        RatedCapacity {
+            capacity: self.capacity,
+            reference: self.table.reference(),
+            top: self.table.max(),
+        }
+    }
+}
+
 impl DeviceConfig {
     /// A device that sets lower clamps and has no limit: for a host that adds nothing to a clamp.
     #[must_use]
@@ -160,6 +174,13 @@ impl DeviceConfig {
             }
         }
         Ok(())
+    }
+
+    /// The capacities that the guest learns, by vCPU.
+    #[must_use]
+    pub fn guest_capacities(&self) -> Vec<Util> {
+        let rated: Vec<_> = self.vcpus.iter().map(VcpuSpec::rated).collect();
+        guest_capacities(&rated)
     }
 
     /// The domains, each once, in order of their numbers.

@@ -43,6 +43,7 @@
 #![cfg_attr(not(feature = "host"), forbid(unsafe_code))]
 #![deny(clippy::missing_errors_doc)]
 
+mod capacity;
 mod config;
 mod counters;
 mod device;
@@ -65,6 +66,7 @@ mod sync;
 mod table;
 mod units;
 
+pub use capacity::{RatedCapacity, guest_capacities};
 pub use config::{ClampMode, ConfigError, CurPerfVisibility, DeviceConfig, Headroom, VcpuSpec};
 pub use counters::{Accesses, CounterSnapshot};
 pub use device::{Device, counts::DomainStatus};

@@ -16,9 +16,9 @@ pub struct PcpuPerf {
     pub pcpu: u32,
     /// Its frequency.
     pub khz: Khz,
-    /// Its highest frequency, the one that `capacity` refers to.
-    pub khz_max: Khz,
-    /// Its capacity at `khz_max`.
+    /// The frequency that `capacity` refers to. Boost can be above it.
+    pub reference: Khz,
+    /// Its capacity at `reference`.
     pub capacity: Util,
 }
 
@@ -88,10 +88,10 @@ pub fn nearest_entry(spec: &VcpuSpec, khz: Khz) -> Khz {
 
 /// The clamp of a request for `asked` by a vCPU like `spec`.
 ///
-/// `util = floor(capacity * perf / perf_max)`: floor, because the host rounds the frequency up to
-/// its next OPP. With capacity 1024 and a maximum of 2 800 000 kHz, 1 400 000 kHz are 512; one
-/// more would take the host to the OPP above. A value between two table entries is not rounded
-/// here, since the host does that, by its own OPPs.
+/// `util = floor(capacity * perf / reference)`: floor, because the host rounds the frequency up to
+/// its next OPP. With capacity 1024 at 2 800 000 kHz, 1 400 000 kHz are 512; one more would take the
+/// host to the OPP above. A value between two table entries is not rounded here, since the host does
+/// that, by its own OPPs. A clamp ends at 1024: if boost is above that, a request for it is 1024.
 ///
 /// 0 is no request: in both modes the clamp is that of a thread before the first request. A guest
 /// that takes its driver away or suspends leaves neither a floor nor, in [`ClampMode::Exact`], a
@@ -108,7 +108,8 @@ pub fn clamp(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) -
     let granted = asked.min(max);
     let (num, den) = headroom.factor();
     let scaled = u128::from(spec.capacity.get()) * u128::from(granted.0) * u128::from(num);
-    let min = Util::saturating(scaled / (u128::from(max.0) * u128::from(den)));
+    let reference = u128::from(spec.table.reference().0);
+    let min = Util::saturating(scaled / (reference * u128::from(den)));
     let max = match mode {
         ClampMode::Floor => Util::MAX,
         ClampMode::Exact => min,
@@ -120,10 +121,10 @@ pub fn clamp(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) -
 }
 
 /// What a vCPU like `spec` gets on a pCPU in the state `pcpu`:
-/// `perf_max(vCPU) * capacity(pCPU) * f / (f_max(pCPU) * capacity(vCPU))`.
+/// `reference(vCPU) * capacity(pCPU) * f / (reference(pCPU) * capacity(vCPU))`.
 ///
 /// That is `f` itself when the vCPU mirrors the pCPU. It may be above the vCPU's own maximum when
-/// the pCPU is bigger, and is at least 1. `None` when the pCPU's figures can't be (a maximum or
+/// the pCPU is bigger, and is at least 1. `None` when the pCPU's figures can't be (a reference or
 /// frequency of 0): a guest must not read a frequency of 0.
 #[must_use]
 pub fn performance(spec: &VcpuSpec, pcpu: &PcpuPerf) -> Option<Khz> {
@@ -131,9 +132,10 @@ pub fn performance(spec: &VcpuSpec, pcpu: &PcpuPerf) -> Option<Khz> {
         return None;
     }
     // Up to 2^32 * 2^10 * 2^32 = 2^74: more than 64 bits.
-    let have =
-        u128::from(spec.table.max().0) * u128::from(pcpu.capacity.get()) * u128::from(pcpu.khz.0);
-    let per = u128::from(pcpu.khz_max.0) * u128::from(spec.capacity.get());
+    let have = u128::from(spec.table.reference().0)
+        * u128::from(pcpu.capacity.get())
+        * u128::from(pcpu.khz.0);
+    let per = u128::from(pcpu.reference.0) * u128::from(spec.capacity.get());
     let khz = have.checked_div(per)?;
     Some(Khz(u32::try_from(khz).unwrap_or(u32::MAX).max(1)))
 }

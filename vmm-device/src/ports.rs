@@ -102,14 +102,14 @@ pub enum SourceError {
         errno: i32,
     },
     /// The figures contradict each other: a frequency or maximum of 0.
-    #[error("pCPU {pcpu} reports {khz} of at most {khz_max}")]
+    #[error("pCPU {pcpu} reports {khz}, and {reference} for its capacity")]
     Implausible {
         /// The pCPU.
         pcpu: u32,
         /// Its frequency.
         khz: Khz,
         /// Its maximum.
-        khz_max: Khz,
+        reference: Khz,
     },
 }
 

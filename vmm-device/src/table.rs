@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The performance table that a vCPU shows its guest.
+//! The performance table that a vCPU shows its guest, and the frequency that its capacity refers to.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,10 @@ use crate::units::Khz;
 /// 1 to 64 performance levels, none zero, strictly rising. One entry means that the guest sees no
 /// table: it may ask for any value from 1 to that entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PerfTable(Box<[Khz]>);
+pub struct PerfTable {
+    entries: Box<[Khz]>,
+    reference: Khz,
+}
 
 /// Which rule a performance table breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,25 +50,43 @@ impl PerfTable {
     /// All entries, rising.
     #[must_use]
     pub fn entries(&self) -> &[Khz] {
-        &self.0
+        &self.entries
     }
 
     /// Entry `index`, if there is one.
     #[must_use]
     pub fn entry(&self, index: u32) -> Option<Khz> {
-        self.0.get(usize::try_from(index).ok()?).copied()
+        self.entries.get(usize::try_from(index).ok()?).copied()
     }
 
     /// The highest entry: what the vCPU delivers at most.
     #[must_use]
     pub fn max(&self) -> Khz {
-        self.0[self.0.len() - 1]
+        self.entries[self.entries.len() - 1]
+    }
+
+    /// The frequency that the vCPU's capacity refers to: the highest entry, unless
+    /// [`Self::referring_to`] has named another.
+    #[must_use]
+    pub fn reference(&self) -> Khz {
+        self.reference
+    }
+
+    /// The same entries for a capacity that refers to `reference`, as that of a pCPU with boost
+    /// does. 0 is the highest entry.
+    #[must_use]
+    pub fn referring_to(self, reference: Khz) -> Self {
+        let reference = match reference {
+            Khz(0) => self.max(),
+            other => other,
+        };
+        Self { reference, ..self }
     }
 
     /// Number of entries, 1..=64, as the register shows it.
     #[must_use]
     pub fn register_len(&self) -> u32 {
-        u32::try_from(self.0.len()).unwrap_or(PERFTBL_MAX_LEN)
+        u32::try_from(self.entries.len()).unwrap_or(PERFTBL_MAX_LEN)
     }
 }
 
@@ -90,6 +111,9 @@ impl TryFrom<Vec<Khz>> for PerfTable {
                 entry: entries[i + 1],
             });
         }
-        Ok(Self(entries.into_boxed_slice()))
+        Ok(Self {
+            reference: entries[len - 1],
+            entries: entries.into_boxed_slice(),
+        })
     }
 }

@@ -57,7 +57,7 @@ fn each_capacity_of_a_vcpu_on_each_of_a_pcpu() {
             let pcpu = PcpuPerf {
                 pcpu: 0,
                 khz: Khz(KHZ),
-                khz_max: Khz(MAX),
+                reference: Khz(MAX),
                 capacity: util(of_pcpu),
             };
             let whole = (u64::from(KHZ) * u64::from(of_pcpu)).checked_div(of_vcpu.into());

@@ -97,7 +97,7 @@ fn device(
     let pcpu = PcpuPerf {
         pcpu: 0,
         khz: Khz(u32::MAX),
-        khz_max: Khz(u32::MAX),
+        reference: Khz(u32::MAX),
         capacity: Util::MAX,
     };
     let moody = Moody {

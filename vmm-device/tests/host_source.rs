@@ -73,7 +73,7 @@ fn it_follows_a_thread_from_little_to_big() {
     let little = PcpuPerf {
         pcpu: 0,
         khz: Khz(600_000),
-        khz_max: Khz(1_800_000),
+        reference: Khz(1_800_000),
         capacity: Util::new(329).unwrap(),
     };
     assert_eq!(source.sample(VcpuId(0)), Ok(little));
@@ -81,7 +81,7 @@ fn it_follows_a_thread_from_little_to_big() {
     let big = PcpuPerf {
         pcpu: 2,
         khz: Khz(2_800_000),
-        khz_max: Khz(2_800_000),
+        reference: Khz(2_800_000),
         capacity: Util::MAX,
     };
     assert_eq!(source.sample(VcpuId(0)), Ok(big));
@@ -197,7 +197,10 @@ fn a_cpufreq_driver_loaded_anew_is_found_by_a_refresh() {
     host.cpu(0, "cpufreq/scaling_cur_freq", 500_000);
     assert_eq!(source.refresh(), 4);
     let sample = source.sample(VcpuId(0)).unwrap();
-    assert_eq!((sample.khz, sample.khz_max), (Khz(500_000), Khz(1_000_000)));
+    assert_eq!(
+        (sample.khz, sample.reference),
+        (Khz(500_000), Khz(1_000_000))
+    );
 }
 
 #[test]
@@ -294,8 +297,29 @@ fn pcpus_that_are_online_say_what_they_can_do() {
     let numbers: Vec<_> = tops.iter().map(|top| top.pcpu).collect();
     assert_eq!(numbers, [0, 1, 3]);
     assert_eq!(
-        (tops[0].khz_max, tops[0].capacity.get()),
+        (tops[0].reference, tops[0].capacity.get()),
         (Khz(1_800_000), 329)
     );
     assert_eq!((source.khz(3), source.khz(2)), (Some(Khz(700_000)), None));
+}
+
+#[test]
+fn a_frequency_of_boost_is_above_the_one_that_the_capacity_refers_to() {
+    let host = Host::new();
+    host.write("proc/sys/kernel/osrelease", "6.12.48\n");
+    host.thread_on(2);
+    host.cpu(2, "cpufreq/cpuinfo_max_freq", 3_000_000);
+    host.cpu(2, "cpufreq/scaling_available_frequencies", 2_800_000);
+    host.cpu(2, "cpufreq/scaling_boost_frequencies", 3_000_000);
+    host.write("sys/devices/system/cpu/cpufreq/policy2/related_cpus", "2");
+    for (file, khz) in [("available", "2800000"), ("boost", "3000000")] {
+        let path = format!("sys/devices/system/cpu/cpufreq/policy2/scaling_{file}_frequencies");
+        host.write(&path, khz);
+    }
+    host.cpu(2, "cpufreq/scaling_cur_freq", 3_000_000);
+    let sample = host.source().sample(VcpuId(0)).unwrap();
+    assert_eq!(
+        (sample.khz, sample.reference),
+        (Khz(3_000_000), Khz(2_800_000))
+    );
 }

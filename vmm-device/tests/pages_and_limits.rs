@@ -41,7 +41,7 @@ fn at(khz: u32) -> PcpuPerf {
     PcpuPerf {
         pcpu: 0,
         khz: Khz(khz),
-        khz_max: Khz(1_800_000),
+        reference: Khz(1_800_000),
         capacity: Util::MAX,
     }
 }

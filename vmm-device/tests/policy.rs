@@ -65,11 +65,11 @@ fn frequencies_become_performance() {
         ("no maximum",              1024, BIG,    1024, 1, 0, None),
         ("no capacity",             1024, BIG,       0, 1, 1, Some(1)),
     ];
-    for (name, capacity, table, pcpu_capacity, khz, khz_max, expected) in rows {
+    for (name, capacity, table, pcpu_capacity, khz, reference, expected) in rows {
         let pcpu = PcpuPerf {
             pcpu: 0,
             khz: Khz(khz),
-            khz_max: Khz(khz_max),
+            reference: Khz(reference),
             capacity: Util::new(pcpu_capacity).unwrap(),
         };
         let got = performance(&spec(capacity, table), &pcpu);
@@ -181,7 +181,7 @@ proptest! {
         let pcpu = PcpuPerf {
             pcpu: 3,
             khz,
-            khz_max: spec.table.max(),
+            reference: spec.table.max(),
             capacity: spec.capacity,
         };
         prop_assert_eq!(performance(&spec, &pcpu), Some(khz));

@@ -8,7 +8,7 @@ use vcpufreq_device::host::{CpuList, HostRoot};
 
 use crate::{
     cli::{DtArgs, DtFormat},
-    config::{likeness::Likeness, no_frequencies::with_next_step, resolve, topology},
+    config::{likeness, no_frequencies::with_next_step, resolve, topology},
     message::warn,
     options::{VcpuArgs, values::PerVcpu},
     vm::layout::CPUFREQ_BASE,
@@ -49,7 +49,7 @@ pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
         }
         (None, _) => vcpufreq_dt::dts(&machine).into_bytes(),
     };
-    warn(&Likeness::of(&options, &host, count).text(&vcpus));
+    warn(&likeness::line(&options, &host, &vcpus));
     Ok(printed)
 }
 

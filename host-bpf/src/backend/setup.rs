@@ -71,7 +71,7 @@ pub(super) fn pcpus(source: &SysfsSource) -> Vec<PcpuFacts> {
     let known = source.pcpus().into_iter().map(|top| PcpuFacts {
         number: top.pcpu,
         capacity: top.capacity,
-        khz_max: top.khz_max,
+        reference: top.reference,
     });
     known.collect()
 }

@@ -53,9 +53,8 @@ impl HostBpf {
     pub(super) fn fill_pcpus(&self, pcpus: &[PcpuFacts]) {
         for pcpu in pcpus {
             if let Some(cpu) = self.cpu(pcpu.number) {
-                // A pCPU without a maximum has no events.
                 cpu.capacity.store(pcpu.capacity.get().into(), SeqCst);
-                cpu.khz_max.store(pcpu.khz_max.0, SeqCst);
+                cpu.reference_khz.store(pcpu.reference.0, SeqCst);
             }
         }
     }

@@ -77,7 +77,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         policy::performance(spec, &pcpu).ok_or(SourceError::Implausible {
             pcpu: pcpu.pcpu,
             khz: pcpu.khz,
-            khz_max: pcpu.khz_max,
+            reference: pcpu.reference,
         })
     }
 

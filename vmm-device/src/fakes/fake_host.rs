@@ -79,6 +79,28 @@ impl FakeHost {
         }
     }
 
+    /// The release of the running kernel.
+    pub fn kernel(&self, release: &str) {
+        self.write("proc/sys/kernel/osrelease", release);
+    }
+
+    /// A CPU's `acpi_cppc`: highest, nominal and lowest performance; nominal and lowest frequency
+    /// in MHz.
+    pub fn cppc(&self, cpu: u32, perf: [u32; 3], mhz: [u32; 2]) {
+        let names = ["highest_perf", "nominal_perf", "lowest_perf"].into_iter();
+        let names = names.chain(["nominal_freq", "lowest_freq"]);
+        for (name, value) in names.zip(perf.into_iter().chain(mhz)) {
+            let path = format!("{CPU}/cpu{cpu}/acpi_cppc/{name}");
+            self.write(&path, value.to_string());
+        }
+    }
+
+    /// A CPU's `capacity-dmips-mhz` in the device tree.
+    pub fn dmips_mhz(&self, cpu: u32, value: u32) {
+        let path = format!("{CPU}/cpu{cpu}/of_node/capacity-dmips-mhz");
+        self.write(&path, value.to_be_bytes());
+    }
+
     /// Gives a policy frequencies of boost, which is on or off.
     pub fn boost(&self, id: u32, khz: &str, on: bool) {
         let policy = format!("{CPU}/cpufreq/policy{id}");

@@ -8,7 +8,7 @@
 
 use super::opp_node::{self, HostOpp};
 use super::root::CPUS;
-use super::{CpuList, HostRoot, energy_model, topology};
+use super::{CpuList, HostRoot, ReferenceRule, energy_model, topology};
 
 /// The highest capacity. Also the capacity of a host that reports none: its CPUs are alike.
 pub const CAPACITY_SCALE: u16 = 1024;
@@ -22,6 +22,8 @@ pub struct Pcpu {
     pub online: bool,
     /// `cpu_capacity`, 1..=1024; `None` if the host doesn't report it.
     pub capacity: Option<u16>,
+    /// The frequency in kHz that its capacity refers to; `None` without a cpufreq policy.
+    pub reference_khz: Option<u32>,
 }
 
 /// One cpufreq policy: CPUs that share a frequency.
@@ -49,6 +51,8 @@ pub struct HostCpus {
     pub cpus: Vec<Pcpu>,
     /// Policies, by number.
     pub policies: Vec<CpufreqPolicy>,
+    /// Whether `reference_khz` of the CPUs is only likely.
+    pub guesses_reference: bool,
 }
 
 impl HostCpus {
@@ -57,16 +61,24 @@ impl HostCpus {
     pub fn read(root: &HostRoot) -> Self {
         let online = root.number::<CpuList>(format!("{CPUS}/online"));
         let online = online.unwrap_or_default();
+        let policies = policies(root);
+        let rule = ReferenceRule::of_host(root);
+        let reference_khz = |cpu| {
+            let policy = policies.iter().find(|policy| policy.cpus.contains(cpu))?;
+            rule.khz(root, cpu, &format!("{CPUS}/cpufreq/policy{}", policy.id))
+        };
         let cpu = |id| Pcpu {
             id,
             online: online.contains(id),
             capacity: root
                 .number(format!("{CPUS}/cpu{id}/cpu_capacity"))
                 .filter(|capacity| (1..=CAPACITY_SCALE).contains(capacity)),
+            reference_khz: reference_khz(id),
         };
         Self {
             cpus: topology::present_pcpus(root).into_iter().map(cpu).collect(),
-            policies: policies(root),
+            policies,
+            guesses_reference: !rule.is_certain,
         }
     }
 

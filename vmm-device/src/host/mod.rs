@@ -6,6 +6,7 @@
 //! - [`ThreadActuator`]: `sched_setattr` on each thread of a domain.
 //! - [`choose`]: selects one of the two, with the reason. [`HostActuator`] is either.
 //! - [`HostCpus`]: online CPUs, capacities, policies and operating points.
+//! - [`ReferenceRule`]: the frequency that a capacity refers to.
 //! - [`floors()`]: the frequencies below which no clamp brings a busy CPU.
 //! - [`CpuList`], [`SchedAttr`], [`Tid`]: the kernel's lists of CPUs, scheduling attributes and
 //!   threads.
@@ -31,6 +32,7 @@ mod partition;
 mod placement;
 mod proc_text;
 mod raised_groups;
+mod reference;
 mod root;
 mod source;
 mod sys;
@@ -51,16 +53,17 @@ pub use choice::{
 };
 pub use cpu_list::{CpuList, CpuListError};
 pub use energy_model::ENERGY_MODEL_DIR;
-pub use floors::{Floor, PolicyFloor, Reserved, SCHED_DEBUG, floors, version_of};
+pub use floors::{Floor, PolicyFloor, Reserved, SCHED_DEBUG, floors};
 pub use host_cpus::{CAPACITY_SCALE, CpufreqPolicy, HostCpus, Pcpu};
 pub use opp_node::HostOpp;
 pub use partition::PartitionGroups;
 pub use placement::Placement;
 pub use proc_text::{effective_clamp, ignored_signals, proc_field, process_has_ended, stat_field};
 pub use raised_groups::RaisedGroups;
+pub use reference::ReferenceRule;
 pub(crate) use root::CPUS;
-pub use root::HostRoot;
-pub use source::{PcpuTop, SourceSetupError, SysfsSource};
+pub use root::{HostRoot, version_of};
+pub use source::{PcpuCapacity, SourceSetupError, SysfsSource};
 pub use sys::{
     SchedAttr, Tid, is_within, memory_file, monotonic_ns, pin, stay_off, thread_cpu_time,
 };

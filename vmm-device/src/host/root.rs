@@ -9,6 +9,15 @@ use std::str::FromStr;
 /// The host's CPUs in sysfs, below a [`HostRoot`].
 pub(crate) const CPUS: &str = "sys/devices/system/cpu";
 
+/// Major and minor number of a kernel release, such as `6.12.48+deb13`.
+#[must_use]
+pub fn version_of(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let major = numbers.next()?.parse().ok()?;
+    let minor = numbers.next()?.parse().ok()?;
+    Some((major, minor))
+}
+
 /// A directory tree that has the host's `/sys` and `/proc`: `/` on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRoot(PathBuf);
@@ -44,6 +53,17 @@ impl HostRoot {
     /// The number or list in a file; `None` if it can't be read or is no such thing.
     pub fn number<T: FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {
         self.text(path)?.parse().ok()
+    }
+
+    /// Major and minor number of the running kernel.
+    pub(crate) fn kernel_version(&self) -> Option<(u32, u32)> {
+        version_of(&self.text("proc/sys/kernel/osrelease")?)
+    }
+
+    /// A property of the device tree that is one number.
+    pub(crate) fn cell(&self, path: impl AsRef<Path>) -> Option<u32> {
+        let bytes = std::fs::read(self.path(path)).ok()?;
+        Some(u32::from_be_bytes(bytes.try_into().ok()?))
     }
 
     /// The frequencies in a file of cpufreq, in its order.

@@ -19,13 +19,14 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock};
 
-use super::HostRoot;
 use super::cpu_list::CpuList;
+use super::root::CPUS;
 use super::sys::{self, Tid};
 use super::text::{errno, read_u32};
+use super::{HostRoot, ReferenceRule};
 use crate::policy::PcpuPerf;
 use crate::ports::{Source, SourceError};
 use crate::units::{Khz, Util, VcpuId};
@@ -37,6 +38,8 @@ const STAT_LEN: usize = 1024;
 #[derive(Debug)]
 pub struct SysfsSource {
     root: HostRoot,
+    /// Found once: a confined thread can't read the kernel's version.
+    rule: ReferenceRule,
     /// The directory in procfs of the process whose threads run the vCPUs.
     process: PathBuf,
     /// By pCPU number.
@@ -48,7 +51,7 @@ pub struct SysfsSource {
 #[derive(Debug)]
 struct PcpuFrequency {
     frequency: File,
-    khz_max: Khz,
+    reference: Khz,
     capacity: Util,
 }
 
@@ -60,12 +63,12 @@ struct Thread {
 
 /// What a pCPU can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PcpuTop {
+pub struct PcpuCapacity {
     /// Its number.
     pub pcpu: u32,
-    /// Its highest frequency, the one that `capacity` refers to.
-    pub khz_max: Khz,
-    /// Its capacity at `khz_max`.
+    /// The frequency that `capacity` refers to. Boost can be above it.
+    pub reference: Khz,
+    /// Its `cpu_capacity`.
     pub capacity: Util,
 }
 
@@ -121,6 +124,7 @@ impl SysfsSource {
         let count = list.iter().last().map_or(0, |last| last + 1);
         let source = Self {
             root: root.clone(),
+            rule: ReferenceRule::of_host(root),
             process: root.own_process(),
             pcpus: (0..count).map(|_| RwLock::default()).collect(),
             threads: (0..vcpus).map(|_| RwLock::default()).collect(),
@@ -132,7 +136,7 @@ impl SysfsSource {
         Ok(source)
     }
 
-    /// Opens every pCPU's files anew and reads its capacity and maximum again; returns how many
+    /// Opens every pCPU's files anew and reads its capacity and reference again; returns how many
     /// pCPUs have a frequency. A read of cur_perf that meets it shows the last value.
     pub fn refresh(&self) -> usize {
         let cpus = self.root.cpus();
@@ -141,7 +145,7 @@ impl SysfsSource {
         let mut readable = 0;
         for (number, slot) in (0_u32..).zip(self.pcpus.iter()) {
             let online = online.as_ref().is_none_or(|list| list.contains(number));
-            let pcpu = PcpuFrequency::open(&cpus.join(format!("cpu{number}")), online).ok();
+            let pcpu = self.open(number, online).ok();
             readable += usize::from(pcpu.is_some());
             *slot.write().unwrap_or_else(PoisonError::into_inner) = pcpu;
         }
@@ -163,17 +167,15 @@ impl SysfsSource {
 
     /// The pCPUs that had a frequency at the last [`Self::refresh`].
     #[must_use]
-    pub fn pcpus(&self) -> Vec<PcpuTop> {
+    pub fn pcpus(&self) -> Vec<PcpuCapacity> {
         let numbers = (0_u32..).zip(self.pcpus.iter());
         let known = numbers.filter_map(|(pcpu, slot)| {
             let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
-            let PcpuFrequency {
-                khz_max, capacity, ..
-            } = slot.as_ref()?;
-            (*khz_max > Khz(0)).then_some(PcpuTop {
+            let known = slot.as_ref()?;
+            Some(PcpuCapacity {
                 pcpu,
-                khz_max: *khz_max,
-                capacity: *capacity,
+                reference: known.reference,
+                capacity: known.capacity,
             })
         });
         known.collect()
@@ -199,6 +201,27 @@ impl SysfsSource {
         let stat = File::open(&path).map_err(|error| SourceSetupError::NoThread { path, error })?;
         *slot.write().unwrap_or_else(PoisonError::into_inner) = Some(Thread { tid, stat });
         Ok(())
+    }
+
+    /// An offline pCPU has the frequency of its policy while other CPUs of that are online, but
+    /// Linux removes its `cpu_capacity` (`drivers/base/arch_topology.c`): then it isn't known.
+    fn open(&self, pcpu: u32, online: bool) -> io::Result<PcpuFrequency> {
+        let dir = self.root.cpus().join(format!("cpu{pcpu}"));
+        let frequency = File::open(dir.join("cpufreq/scaling_cur_freq"))?;
+        let reference = self
+            .rule
+            .khz(&self.root, pcpu, &format!("{CPUS}/cpu{pcpu}/cpufreq"));
+        // Machines whose CPUs are all alike need not have the file.
+        let capacity = match File::open(dir.join("cpu_capacity")) {
+            Ok(file) => Util::saturating(read_u32(&file)?.into()),
+            Err(error) if !online => return Err(error),
+            Err(_) => Util::MAX,
+        };
+        Ok(PcpuFrequency {
+            frequency,
+            reference: Khz(reference.ok_or(io::ErrorKind::InvalidData)?),
+            capacity,
+        })
     }
 
     /// The pCPU that the thread of `vcpu` is on now.
@@ -238,26 +261,6 @@ impl Source for SysfsSource {
 }
 
 impl PcpuFrequency {
-    /// An offline pCPU has the frequency of its policy while other CPUs of that are online, but
-    /// Linux removes its `cpu_capacity` (`drivers/base/arch_topology.c`): then it isn't known.
-    fn open(dir: &Path, online: bool) -> io::Result<Self> {
-        let frequency = File::open(dir.join("cpufreq/scaling_cur_freq"))?;
-        let khz_max = Khz(read_u32(&File::open(
-            dir.join("cpufreq/cpuinfo_max_freq"),
-        )?)?);
-        // Machines whose CPUs are all alike need not have the file.
-        let capacity = match File::open(dir.join("cpu_capacity")) {
-            Ok(file) => Util::saturating(read_u32(&file)?.into()),
-            Err(error) if !online => return Err(error),
-            Err(_) => Util::MAX,
-        };
-        Ok(Self {
-            frequency,
-            khz_max,
-            capacity,
-        })
-    }
-
     /// What pCPU `number` is and runs at.
     fn now(&self, number: u32) -> Result<PcpuPerf, SourceError> {
         let khz = read_u32(&self.frequency).map_err(|error| SourceError::NoFrequency {
@@ -267,7 +270,7 @@ impl PcpuFrequency {
         Ok(PcpuPerf {
             pcpu: number,
             khz: Khz(khz),
-            khz_max: self.khz_max,
+            reference: self.reference,
             capacity: self.capacity,
         })
     }

@@ -48,7 +48,7 @@ fn bench(mode: ClampMode) -> Bench {
     let source = Arc::new(FixedSource::new(PcpuPerf {
         pcpu: 0,
         khz: Khz(1_200_000),
-        khz_max: Khz(1_800_000),
+        reference: Khz(1_800_000),
         capacity: Util::saturating(329),
     }));
     let events = Arc::new(RecordingEvents::default());
@@ -373,7 +373,7 @@ fn cur_perf_follows_the_pcpu() {
     bench.source.set(Some(PcpuPerf {
         pcpu: 2,
         khz: Khz(2_800_000),
-        khz_max: Khz(2_800_000),
+        reference: Khz(2_800_000),
         capacity: Util::MAX,
     }));
     assert_eq!(bench.read(2, REG_CUR_PERF), 2_800_000);
@@ -398,7 +398,7 @@ fn a_source_without_an_answer_shows_the_last_one() {
     bench.source.set(Some(PcpuPerf {
         pcpu: 0,
         khz: Khz(0),
-        khz_max: Khz(1),
+        reference: Khz(1),
         capacity: Util::MAX,
     }));
     assert_eq!(

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether vCPUs mirror the host's topology: by the user's option, else if their pins allow.
 
-use vcpufreq_device::host::CpuList;
+use std::collections::BTreeSet;
+
+use vcpufreq_device::host::{CAPACITY_SCALE, CpuList};
 
 use crate::{
     config::VcpuConfig,
@@ -76,6 +78,43 @@ impl Likeness {
                 .to_owned(),
         }
     }
+}
+
+/// What these vCPUs of these options are made like on this host, and what can't be had of it, in a
+/// line.
+pub fn line(options: &VcpuArgs, host: &HostCpus, vcpus: &[VcpuConfig]) -> String {
+    let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
+    let notes = [unknown_reference(host, vcpus), beyond_clamps(vcpus)];
+    let text = [Some(Likeness::of(options, host, count).text(vcpus))];
+    let parts: Vec<_> = text.into_iter().chain(notes).flatten().collect();
+    parts.join("; ")
+}
+
+/// Where the vCPUs' capacities may refer to another frequency.
+fn unknown_reference(host: &HostCpus, vcpus: &[VcpuConfig]) -> Option<String> {
+    // Without boost there is but one.
+    let boosted = vcpus.iter().map(VcpuConfig::rated);
+    let boosted = boosted.filter(|rated| rated.top != rated.reference);
+    let assumed: BTreeSet<_> = boosted.map(|rated| rated.reference.0).collect();
+    (host.guesses_reference && !assumed.is_empty()).then(|| {
+        let khz: Vec<_> = assumed.iter().map(u32::to_string).collect();
+        format!(
+            "the kernel doesn't tell the frequency that cpu_capacity refers to, so {} kHz is \
+             assumed: other requests may be off by as much as boost adds",
+            khz.join(", ")
+        )
+    })
+}
+
+/// Which requests are beyond a clamp of 1024.
+fn beyond_clamps(vcpus: &[VcpuConfig]) -> Option<String> {
+    let mut beyond = vcpus.iter().map(VcpuConfig::rated);
+    let rated = beyond.find(|rated| rated.at_top() > CAPACITY_SCALE.into())?;
+    let khz = u64::from(rated.reference.0) * u64::from(CAPACITY_SCALE)
+        / u64::from(rated.capacity.get()).max(1);
+    Some(format!(
+        "a request above {khz} kHz is one for {khz} kHz: there a clamp ends, and so does schedutil"
+    ))
 }
 
 /// The policy of all pCPUs that the vCPU is pinned to, if there is one.

@@ -11,7 +11,7 @@ pub mod topology;
 
 use std::collections::BTreeSet;
 
-use vcpufreq_device::{DomainId, Util, host::ActuatorChoice};
+use vcpufreq_device::{DomainId, Khz, RatedCapacity, Util, host::ActuatorChoice};
 use vcpufreq_dt::Opp;
 
 use crate::{
@@ -31,15 +31,31 @@ pub struct VcpuConfig {
     /// table: any frequency up to it. Empty only without the bridge, when
     /// neither the host nor the user tells frequencies.
     pub opps: Vec<Opp>,
-    /// Its capacity at its highest frequency, 1..=1024 in the scale of the
-    /// host's `cpu_capacity`.
+    /// Its capacity at `reference_khz`, 1..=1024 in the scale of the host's
+    /// `cpu_capacity`.
     pub capacity: Util,
+    /// The frequency that the capacity of its pCPU refers to; `None` is its own
+    /// highest one.
+    pub reference_khz: Option<u32>,
     /// Its performance domain: vCPUs of one domain get one frequency.
     pub domain: DomainId,
     /// Its cluster in the guest's `cpu-map`, counted from 0.
     pub cluster: u32,
     /// How its thread is scheduled, if it is a real-time one.
     pub rt: Option<RtPolicy>,
+}
+
+impl VcpuConfig {
+    /// Its capacity and frequencies. Without any the capacity is as it is.
+    pub fn rated(&self) -> RatedCapacity {
+        let top = self.opps.last().map_or(1, |opp| opp.khz);
+        let reference = self.reference_khz.filter(|_| !self.opps.is_empty());
+        RatedCapacity {
+            capacity: self.capacity,
+            reference: Khz(reference.unwrap_or(top)),
+            top: Khz(top),
+        }
+    }
 }
 
 /// The pCPUs of the real-time ones among these.

@@ -17,14 +17,14 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use anyhow::{Context, anyhow, bail};
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
-    host::{ActuatorChoice, CpuList},
+    host::{ActuatorChoice, CAPACITY_SCALE, CpuList},
 };
 use vcpufreq_dt::Opp;
 
 use crate::{
     config::{
         MAX_VCPUS, RunConfig, VcpuConfig,
-        likeness::{Likeness, policy_of_pin},
+        likeness::{self, Likeness, policy_of_pin},
         no_frequencies::NoFrequencies,
         rt,
     },
@@ -70,7 +70,7 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
             kvm_device: options.kvm_device.clone(),
             dump_dtb: options.dump_dtb.clone(),
         },
-        likeness: Likeness::of(&options.vcpus, host, count).text(&vcpus),
+        likeness: likeness::line(&options.vcpus, host, &vcpus),
         standby: preempt_rt || vcpus.iter().any(|vcpu| vcpu.rt.is_some()),
         vcpus,
         floors,
@@ -150,8 +150,9 @@ pub fn device_config(
     headroom: Headroom,
 ) -> anyhow::Result<DeviceConfig> {
     let specs = (0_u32..).zip(vcpus).map(|(vcpu, config)| {
+        let table = perf_table(vcpu, &config.opps)?;
         anyhow::Ok(VcpuSpec {
-            table: perf_table(vcpu, &config.opps)?,
+            table: table.referring_to(config.rated().reference),
             capacity: config.capacity,
             domain: config.domain,
         })
@@ -229,8 +230,10 @@ impl<'a> VcpuResolver<'a> {
         let pcpu = self.mirrored(&pin);
         let policy = pcpu.and_then(|pcpu| self.host.policy_of(pcpu.id));
         let opps = self.opps(vcpu, policy)?;
+        let (capacity, reference_khz) = self.capacity(vcpu, &opps, pcpu.zip(Some(policy)))?;
         Ok(VcpuConfig {
-            capacity: self.capacity(vcpu, &opps, pcpu.zip(Some(policy)))?,
+            capacity,
+            reference_khz,
             opps,
             domain: DomainId(self.domain(vcpu)),
             cluster: self.cluster(policy),
@@ -319,40 +322,48 @@ impl<'a> VcpuResolver<'a> {
         *self.clusters.entry(policy.id).or_insert(next)
     }
 
-    /// The capacity of a vCPU at its highest frequency. The user's, else `pCPU's × vCPU's maximum /
-    /// pCPU's maximum × IPC ratio`. A vCPU of at most 1.4 GHz on a pCPU of 2.8 GHz and capacity
-    /// 1024 has 512; with a ratio of 0.75, 384.
+    /// The capacity of a vCPU and the frequency that it refers to. The user's is at the vCPU's
+    /// maximum; else `pCPU's × IPC ratio`, at the reference of the pCPU's. A vCPU of at most 1.4 GHz
+    /// on a pCPU of 2.8 GHz and capacity 1024 has 1024 at 2.8 GHz: half of it at its maximum.
     fn capacity(
         &self,
         vcpu: u32,
         opps: &[Opp],
         mirrored: Option<(&Pcpu, Option<&CpufreqPolicy>)>,
-    ) -> anyhow::Result<Util> {
+    ) -> anyhow::Result<(Util, Option<u32>)> {
         let own = of_vcpu(&self.options.capacity, vcpu);
         let ratio = of_vcpu(&self.options.ipc_ratio, vcpu);
-        let capacity = match (own, ratio) {
+        let (capacity, reference_khz) = match (own, ratio) {
             (Some(_), Some(_)) => {
                 bail!("vCPU {vcpu} has both --capacity and --ipc-ratio; give one of them")
             }
-            (Some(capacity), None) => u64::from(*capacity),
+            (Some(capacity), None) => (u64::from(*capacity), None),
             (None, ratio) => {
-                let of_pcpu = mirrored
-                    .map_or(vcpufreq_device::host::CAPACITY_SCALE, |(pcpu, _)| {
-                        pcpu.capacity_or_full()
-                    });
-                let pcpu_khz = mirrored.and_then(|(_, policy)| policy?.top_khz());
-                let vcpu_khz = opps.last().map(|opp| opp.khz);
-                let (above, below) = vcpu_khz.zip(pcpu_khz).unwrap_or((1, 1));
+                let of_pcpu = mirrored.map_or(CAPACITY_SCALE, |(pcpu, _)| pcpu.capacity_or_full());
                 let permille = ratio.map_or(1000, |ratio| ratio.permille);
-                // At most 2^11 × 2^32 × 2^16: within 64 bits.
-                u64::from(of_pcpu) * u64::from(above) * u64::from(permille)
-                    / u64::from(below)
-                    / 1000
+                let capacity = u64::from(of_pcpu) * u64::from(permille) / 1000;
+                (capacity, mirrored.and_then(|(pcpu, _)| pcpu.reference_khz))
             }
         };
-        let util = u16::try_from(capacity).ok().and_then(Util::new);
-        util.filter(|util| *util > Util::ZERO)
-            .with_context(|| format!("vCPU {vcpu}: capacity {capacity} isn't within 1 to 1024; correct --capacity or --ipc-ratio"))
+        let khz = opps.last().map(|opp| opp.khz);
+        let (top, reference) = khz.zip(reference_khz).unwrap_or((1, 1));
+        // Below 2^27 × 2^32: within 64 bits.
+        let at_top = capacity * u64::from(top) / u64::from(reference.max(1));
+        let util = |value: u64| u16::try_from(value).ok().and_then(Util::new);
+        let (at_reference, own_top) = (util(capacity), util(at_top));
+        // What the host's boost adds may be above 1024, what the user adds may not.
+        let host_top = mirrored.and_then(|(_, policy)| policy?.top_khz());
+        let is_hosts = ratio.is_none() && reference_khz.is_some() && khz <= host_top;
+        match at_reference.filter(|_| at_top > 0 && (is_hosts || own_top.is_some())) {
+            Some(capacity) => Ok((capacity, reference_khz)),
+            None => {
+                let own_top = own_top.filter(|capacity| *capacity > Util::ZERO);
+                let capacity = own_top.with_context(|| {
+                    format!("vCPU {vcpu}: capacity {at_top} isn't within 1 to 1024; correct --capacity or --ipc-ratio")
+                })?;
+                Ok((capacity, None))
+            }
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! Each vCPU gets the table, capacity, domain and cluster that the options and
 //! the host give; each broken rule is refused with its values.
 
-use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_device::{PcpuPerf, clamp, fakes::FakeHost, performance};
 
 use super::*;
 use crate::vm::console_output::ConsoleEnd;
@@ -130,7 +130,143 @@ fn capacity_follows_frequency_and_ipc_ratio() {
     ];
     for (text, expected) in rows {
         let vcpus = resolve(&format!("[vcpu.0]\n{text}")).unwrap();
-        assert_eq!(vcpus[0].capacity.get(), expected, "{text}");
+        assert_eq!(vcpus[0].rated().at_top(), expected, "{text}");
+    }
+}
+
+/// A laptop with an SDM850: the capacity of its big CPUs refers to 2,841,600 kHz, and boost adds
+/// 2,956,800.
+const LITTLE_KHZ: &str = "300000 576000 825600 1056000 1324800 1516800 1766400";
+const BIG_KHZ: &str = "825600 902400 979200 1056000 1209600 1286400 1363200 1459200 1536000 \
+    1612800 1689600 1766400 1843200 1920000 1996800 2092800 2169600 2246400 2323200 2400000 \
+    2476800 2553600 2649600 2745600 2841600";
+const BOOST_KHZ: u32 = 2_956_800;
+
+fn sdm850(kernel: &str, boost: bool) -> FakeHost {
+    let host = FakeHost::empty();
+    host.kernel(kernel);
+    host.write("sys/devices/system/cpu/online", "0-7");
+    for cpu in 0..8 {
+        let capacity = format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
+        host.write(&capacity, if cpu < 4 { "371" } else { "1024" });
+    }
+    host.policy(0, "0 1 2 3", LITTLE_KHZ, "1766400");
+    let top = if boost { "2956800" } else { "2841600" };
+    host.policy(4, "4 5 6 7", BIG_KHZ, top);
+    host.boost(4, "2956800", boost);
+    host
+}
+
+/// What schedutil makes of a clamp: `map_util_freq()`, with the quarter that Linux before 6.8 adds
+/// to it, and the first OPP from there on.
+fn schedutil(clamp: Util, (capacity, reference): (u64, u64), opps: &[u32], quarter: bool) -> u32 {
+    let util = u64::from(clamp.get());
+    let util = if quarter { util + (util >> 2) } else { util };
+    let khz = reference * util / capacity;
+    let at_least = opps.iter().find(|opp| u64::from(**opp) >= khz);
+    *at_least.or(opps.last()).unwrap()
+}
+
+#[test]
+fn each_request_gets_its_own_frequency_whatever_boost_is() {
+    let base: Vec<u32> = BIG_KHZ.split(' ').map(|khz| khz.parse().unwrap()).collect();
+    let boosted = [&base[..], &[BOOST_KHZ]].concat();
+    // The kernel, boost now, its reference, and the most that a request gets.
+    for (kernel, boost, reference, most) in [
+        ("7.3.4", false, 2_841_600, 2_841_600),
+        ("6.8.0", true, 2_841_600, 2_841_600),
+        ("6.7.0", false, 2_841_600, 2_841_600),
+        ("6.7.0", true, u64::from(BOOST_KHZ), BOOST_KHZ),
+    ] {
+        let host = HostCpus::read(&sdm850(kernel, boost).root());
+        let options = options("cpus = 2\n[vcpu.0]\npin = 0\n[vcpu.1]\npin = 4");
+        let headroom = match kernel {
+            "6.7.0" => Headroom::Quarter,
+            _ => Headroom::None,
+        };
+        let vcpus = vcpus(&options, &host, 2).unwrap();
+        let device = device_config(&vcpus, ClampMode::Floor, headroom).unwrap();
+        let spec = &device.vcpus[1];
+        let entries: Vec<_> = spec.table.entries().iter().map(|khz| khz.0).collect();
+        assert_eq!(entries, boosted, "{kernel} {boost}");
+        let opps = if boost { &boosted } else { &base };
+        for &khz in &boosted {
+            let clamp = clamp(spec, Khz(khz), ClampMode::Floor, headroom).clamp.min;
+            let quarter = headroom == Headroom::Quarter;
+            let got = schedutil(clamp, (1024, reference), opps, quarter);
+            assert_eq!(got, khz.min(most), "{kernel} {boost}");
+            let pcpu = PcpuPerf {
+                pcpu: 4,
+                khz: Khz(khz),
+                reference: Khz(host.cpu(4).unwrap().reference_khz.unwrap()),
+                capacity: Util::MAX,
+            };
+            assert_eq!(performance(spec, &pcpu), Some(Khz(khz)));
+        }
+        // 371 * 2841600 / 2956800, where the kernel's own scale is of 2,841,600 kHz.
+        let little = if reference == 2_841_600 { 356 } else { 371 };
+        let capacities = device.guest_capacities();
+        let capacities: Vec<_> = capacities.into_iter().map(Util::get).collect();
+        assert_eq!(capacities, [little, 1024], "{kernel} {boost}");
+    }
+}
+
+#[test]
+fn a_reference_that_is_not_known_and_boost_beyond_a_clamp_are_told() {
+    for (kernel, boost, unknown, beyond) in [
+        ("", true, true, true),
+        ("6.12.48", false, false, true),
+        ("6.6.0", true, false, false),
+    ] {
+        let host = HostCpus::read(&sdm850(kernel, boost).root());
+        let options = options("[vcpu.0]\npin = 4");
+        let line = likeness::line(&options, &host, &vcpus(&options, &host, 1).unwrap());
+        assert_eq!(
+            line.contains("so 2841600 kHz is assumed"),
+            unknown,
+            "{line}"
+        );
+        assert_eq!(
+            line.contains("a request above 2841600 kHz"),
+            beyond,
+            "{line}"
+        );
+        assert!(!line.contains('\n') && !line.contains("  "), "{line}");
+    }
+}
+
+/// As a DGX GB10: the highest performance of CPU 3 is 4,004 MHz, which it has with boost alone.
+#[test]
+fn equal_frequencies_of_equal_cpus_are_equal_capacities_with_cppc() {
+    let host = FakeHost::two_plus_two();
+    host.kernel("6.17.0");
+    for (policy, cpu, capacity, highest) in [(0, 1, "997", 150), (2, 3, "1024", 154)] {
+        let policy = format!("sys/devices/system/cpu/cpufreq/policy{policy}");
+        host.remove(&format!("{policy}/scaling_available_frequencies"));
+        host.write(&format!("{policy}/cpuinfo_max_freq"), "3900000");
+        let path = format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
+        host.write(&path, capacity);
+        host.cppc(cpu, [highest, 150, 53], [3900, 1378]);
+    }
+    let options = options("cpus = 2\n[vcpu.0]\npin = 1\n[vcpu.1]\npin = 3");
+    let vcpus = vcpus(&options, &HostCpus::read(&host.root()), 2).unwrap();
+    let tops: Vec<_> = vcpus.iter().map(|vcpu| vcpu.rated().at_top()).collect();
+    assert_eq!(tops, [997, 997]);
+    let device = device_config(&vcpus, ClampMode::Floor, Headroom::None).unwrap();
+    for (spec, reference) in device.vcpus.iter().zip([3_900_000, 4_004_000]) {
+        for khz in [1_378_000, 2_000_000, 3_900_000] {
+            let clamp = clamp(spec, Khz(khz), ClampMode::Floor, Headroom::None)
+                .clamp
+                .min;
+            let capacity = u64::from(spec.capacity.get());
+            let got = reference * u64::from(clamp.get()) / capacity;
+            // CPPC has no steps: a clamp's own step is what is lost.
+            let step = reference / capacity + 1;
+            assert!(
+                (u64::from(khz) - step..=u64::from(khz)).contains(&got),
+                "{got}"
+            );
+        }
     }
 }
 

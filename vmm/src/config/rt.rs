@@ -39,7 +39,7 @@ pub fn floors(
     Ok(floors)
 }
 
-/// `floor(capacity × kHz / maximum)`, as a request of so many kHz would be clamped.
+/// `floor(capacity × kHz / reference)`, as a request of so many kHz would be clamped.
 fn floor(vcpu: usize, config: &VcpuConfig, khz: u32) -> anyhow::Result<Util> {
     let max_khz = config.opps.last().map_or(0, |opp| opp.khz);
     if khz > max_khz {
@@ -48,7 +48,8 @@ fn floor(vcpu: usize, config: &VcpuConfig, khz: u32) -> anyhow::Result<Util> {
         );
     }
     let util = u128::from(config.capacity.get()) * u128::from(khz);
-    Ok(Util::saturating(util / u128::from(max_khz.max(1))))
+    let reference = config.rated().reference;
+    Ok(Util::saturating(util / u128::from(reference.0.max(1))))
 }
 
 fn check_pins(vcpus: &[VcpuConfig], online: &CpuList) -> anyhow::Result<()> {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use vcpufreq_device::{DomainId, kvm::shm, region_size};
+use vcpufreq_device::{DomainId, guest_capacities, kvm::shm, region_size};
 use vcpufreq_dt::{CpuFacts, CpufreqRegion, FactsError, Machine, MachineFacts, OppTable};
 
 use crate::{config::VcpuConfig, vm::layout};
@@ -50,7 +50,9 @@ pub fn machine(
     let mut tables = Vec::new();
     let mut table_of: BTreeMap<DomainId, usize> = BTreeMap::new();
     let mut cpus = Vec::new();
-    for (number, vcpu) in (0_u16..).zip(vcpus) {
+    let rated: Vec<_> = vcpus.iter().map(VcpuConfig::rated).collect();
+    let capacities = guest_capacities(&rated);
+    for (number, (vcpu, capacity)) in (0_u16..).zip(vcpus.iter().zip(capacities)) {
         let opp_table = (cpufreq.is_some() && vcpu.opps.len() > 1).then(|| {
             *table_of.entry(vcpu.domain).or_insert_with(|| {
                 tables.push(OppTable {
@@ -63,7 +65,7 @@ pub fn machine(
         let top = vcpu.opps.last().filter(|_| cpufreq.is_some());
         cpus.push(CpuFacts {
             reg: layout::mpidr_affinity(number),
-            capacity: vcpu.capacity.get(),
+            capacity: capacity.get(),
             khz_max: top.map_or(SAME_FOR_ALL_KHZ, |opp| opp.khz),
             opp_table,
             cluster: vcpu.cluster,

@@ -271,18 +271,15 @@ pub(super) const CAPACITY: Trap = Trap {
     change: "give --capacity VCPUS=N, or capacity-dmips-mhz in the host's device tree",
     kernel: "device tree; ACPI 5.18 with CPPC",
     found: |facts| {
-        let mut tops = facts
-            .cpus
-            .policies
-            .iter()
-            .filter_map(CpufreqPolicy::top_khz);
-        let first = tops.next()?;
+        let cpus = facts.cpus.cpus.iter();
+        let mut references = cpus.filter_map(|cpu| cpu.reference_khz);
+        let first = references.next()?;
         let equal = facts
             .cpus
             .cpus
             .iter()
             .all(|cpu| cpu.capacity_or_full() == 1024);
-        let other = tops.find(|top| *top != first).filter(|_| equal)?;
+        let other = references.find(|khz| *khz != first).filter(|_| equal)?;
         let what = format!("not reported, and policies end at {first} and {other} kHz");
         Some(FoundTrap::new(what, NO_PLACE))
     },

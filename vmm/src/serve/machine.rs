@@ -413,12 +413,12 @@ impl Starting<'_> {
         let served = self.served;
         let config =
             resolve::device_config(&served.vcpus, served.options.bridge.clamp, Headroom::None)?;
-        for (vcpu, spec) in (0..).map(VcpuId).zip(&config.vcpus) {
+        let specs = config.vcpus.iter().zip(config.guest_capacities());
+        for (vcpu, (spec, capacity)) in (0..).map(VcpuId).zip(specs) {
             let opps = &served.vcpus[vcpu.index()].opps;
             let microwatts: Vec<_> = opps.iter().map(|opp| opp.uw.unwrap_or(0)).collect();
-            let (table, capacity) = (&spec.table, spec.capacity);
             let memory = &self.shared.memory;
-            memory.describe(vcpu, table, capacity, &microwatts);
+            memory.describe(vcpu, &spec.table, capacity, &microwatts);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use anyhow::Context;
 use vcpufreq_device::host::{ActuatorChoice, HostCpus, HostRoot};
 
 use crate::{
-    config::{VcpuConfig, likeness::Likeness, no_frequencies::with_next_step, resolve},
+    config::{VcpuConfig, likeness, no_frequencies::with_next_step, resolve},
     events,
     message::warn,
     options::serve::ServedArgs,
@@ -58,7 +58,7 @@ impl Served {
         let vcpus = vcpus.map_err(|error| with_next_step(error, true, INSTEAD))?;
         Ok(Self {
             actuator: resolve::actuator_choice(&options.bridge)?,
-            likeness: Likeness::of(&options.vcpus, &cpus, count).text(&vcpus),
+            likeness: likeness::line(&options.vcpus, &cpus, &vcpus),
             options,
             vcpus,
             host,

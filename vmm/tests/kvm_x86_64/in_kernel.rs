@@ -146,7 +146,7 @@ fn at_777() -> PcpuPerf {
     PcpuPerf {
         pcpu: 0,
         khz: Khz(777),
-        khz_max: Khz(1_800_000),
+        reference: Khz(1_800_000),
         capacity: Util::new(512).unwrap(),
     }
 }

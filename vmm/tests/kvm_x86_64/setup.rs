@@ -295,7 +295,7 @@ pub fn limited_bench(vcpus: u32, rate_limit: Option<RateLimit>) -> Bench {
     let source = FixedSource::new(PcpuPerf {
         pcpu: 0,
         khz: Khz(1_200_000),
-        khz_max: Khz(1_800_000),
+        reference: Khz(1_800_000),
         capacity: Util::new(512).unwrap(),
     });
     let device = FakeDevice::new(config, Arc::clone(&actuator), source, Arc::clone(&events));

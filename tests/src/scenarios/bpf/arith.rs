@@ -14,15 +14,17 @@ const OBJECT: &str = "/lab/bpf/arith.bpf.o";
 /// Results of one call, and bytes of each, as the object has them.
 const RESULTS: u32 = 16_384;
 const RESULT: usize = 16;
-const POLICY: usize = 328;
+const POLICY: usize = 336;
 /// Where a policy has its table, and the table's length.
-const TABLE: usize = 72;
-const TABLE_LEN: usize = 64;
+const TABLE: usize = 80;
+const TABLE_LEN: usize = 72;
 const CPU: usize = 8;
 
 /// A vCPU on a pCPU.
 struct Case {
     perf_max: u32,
+    /// The frequency that its capacity refers to.
+    reference: u32,
     capacity: u16,
     clamp: ClampMode,
     headroom: Headroom,
@@ -36,6 +38,7 @@ struct Case {
 const fn case(perf_max: u32, capacity: u16, pcpu: (u16, u32), values: (u32, u32, u32)) -> Case {
     Case {
         perf_max,
+        reference: perf_max,
         capacity,
         clamp: ClampMode::Floor,
         headroom: Headroom::None,
@@ -50,7 +53,7 @@ const EVERY: (u32, u32, u32) = (0, 1, 172);
 /// All 32 bits, in steps that are prime.
 const SPREAD: (u32, u32, u32) = (1, 131_071, 2);
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 11] = [
     case(2_800_000, 1024, (1024, 2_800_000), EVERY),
     Case {
         clamp: ClampMode::Exact,
@@ -61,6 +64,16 @@ const CASES: [Case; 9] = [
     Case {
         entries: 1,
         ..case(2_800_000, 1024, (329, 1_800_000), SPREAD)
+    },
+    // Boost above the frequency that a capacity of 1024 refers to, and below that of 371.
+    Case {
+        reference: 2_841_600,
+        ..case(2_956_800, 1024, (1024, 2_841_600), (2_700_000, 1, 17))
+    },
+    Case {
+        reference: 2_841_600,
+        headroom: Headroom::Quarter,
+        ..case(2_208_000, 371, (1024, 2_956_800), SPREAD)
     },
     case(u32::MAX, 1024, (1024, u32::MAX), SPREAD),
     case(u32::MAX, 1, (1024, 1), SPREAD),
@@ -135,7 +148,9 @@ impl Case {
         };
         let exact = u32::from(self.clamp == ClampMode::Exact);
         let mut bytes = Vec::new();
-        for value in [self.perf_max, self.capacity.into(), num, den, exact] {
+        // The limit is of use where others are added.
+        let (max, reference, limit) = (self.perf_max, self.reference, 0);
+        for value in [max, reference, self.capacity.into(), limit, num, den, exact] {
             bytes.extend(value.to_ne_bytes());
         }
         bytes.resize(TABLE, 0);
@@ -157,7 +172,7 @@ impl Case {
     /// Clamp, what is granted, cur_perf (0 where it is unknown), and the nearest entry.
     fn expected(&self, khz: u32) -> Result<[u32; 4]> {
         let spec = VcpuSpec {
-            table: PerfTable::try_from(vec![Khz(self.perf_max)])?,
+            table: PerfTable::try_from(vec![Khz(self.perf_max)])?.referring_to(Khz(self.reference)),
             capacity: Util::saturating(self.capacity.into()),
             domain: DomainId(0),
         };
@@ -165,7 +180,7 @@ impl Case {
         let pcpu = PcpuPerf {
             pcpu: 0,
             khz: Khz(khz),
-            khz_max: Khz(self.pcpu.1),
+            reference: Khz(self.pcpu.1),
             capacity: Util::saturating(self.pcpu.0.into()),
         };
         let (min, max) = (decision.clamp.min.get(), decision.clamp.max.get());

@@ -31,7 +31,7 @@ pub fn run() -> Result<Value> {
         let cpu = PcpuPerf {
             pcpu: policy.cpu(),
             khz: Khz(khz),
-            khz_max: Khz(policy.max()),
+            reference: Khz(policy.max()),
             capacity: util(policy.capacity),
         };
         performance(&spec, &cpu)

@@ -44,7 +44,7 @@ fn pcpus(policies: &[Policy]) -> Vec<PcpuFacts> {
         pcpus.extend(policy.cpus.iter().map(|&number| PcpuFacts {
             number,
             capacity: util(policy.capacity),
-            khz_max: Khz(policy.max()),
+            reference: Khz(policy.max()),
         }));
     }
     pcpus

@@ -56,11 +56,17 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Of a policy whose CPUs have this capacity, OPPs (rising) and highest frequency.
+    /// Of a policy whose CPUs have this capacity at a frequency, these OPPs (rising) and this
+    /// highest frequency.
     #[must_use]
-    pub fn new(util: u32, capacity: u16, opps_khz: &[u32], max_khz: u32) -> Self {
-        let of_max = u64::from(max_khz) * u64::from(util);
-        let khz = of_max.checked_div(u64::from(capacity)).unwrap_or(0);
+    pub fn new(
+        util: u32,
+        (capacity, reference_khz): (u16, u32),
+        opps_khz: &[u32],
+        max_khz: u32,
+    ) -> Self {
+        let of_reference = u64::from(reference_khz) * u64::from(util);
+        let khz = of_reference.checked_div(u64::from(capacity)).unwrap_or(0);
         // `cpufreq_driver_resolve_freq()` keeps to the policy's limits.
         let khz = u32::try_from(khz).unwrap_or(max_khz).min(max_khz);
         let (below, from): (Vec<u32>, Vec<u32>) = opps_khz.iter().partition(|opp| **opp < khz);
@@ -128,10 +134,18 @@ mod tests {
         ];
         for (util, capacity, opps, khz, below, lowest) in rows {
             let max_khz = opps.last().copied().unwrap_or(1000);
-            let floor = Floor::new(util, capacity, opps, max_khz);
+            let floor = Floor::new(util, (capacity, max_khz), opps, max_khz);
             assert_eq!((floor.khz, floor.lowest_khz), (khz, lowest), "{floor:?}");
             assert_eq!(floor.opps_below_khz, opps[..below], "{floor:?}");
         }
+    }
+
+    /// 51 of a capacity of 160 at 1,803 MHz stay 574.7 MHz where boost goes to 2.4 GHz.
+    #[test]
+    fn a_floor_is_of_the_frequency_that_the_capacity_refers_to() {
+        let opps = [&LITTLE[..], &[2_400_000]].concat();
+        let floor = Floor::new(51, (160, 1_803_000), &opps, 2_400_000);
+        assert_eq!((floor.khz, floor.opps_below_khz.len()), (574_706, 2));
     }
 
     /// What `get_next_freq()` and the frequency table make of a request, written anew.
@@ -149,7 +163,7 @@ mod tests {
         let mut below = 0;
         for capacity in 60..=1024_u16 {
             for util in [0, 25, 51, 102] {
-                let floor = Floor::new(util, capacity, &opps, opps[16]);
+                let floor = Floor::new(util, (capacity, opps[16]), &opps, opps[16]);
                 for &opp in &opps {
                     let gets = kernel(opp, util.into(), capacity.into(), &opps);
                     let reached = !floor.opps_below_khz.contains(&opp);

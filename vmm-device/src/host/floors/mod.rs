@@ -12,7 +12,6 @@ use arithmetic::{Reservation, utilization};
 
 /// The kernel's debug files of its scheduler.
 pub const SCHED_DEBUG: &str = "/sys/kernel/debug/sched";
-const RELEASE: &str = "proc/sys/kernel/osrelease";
 const SCHED_EXT: &str = "sys/kernel/sched_ext";
 /// The first kernel with a fair server.
 const SINCE: (u32, u32) = (6, 12);
@@ -67,24 +66,17 @@ fn floor(root: &HostRoot, cpus: &HostCpus, policy: &CpufreqPolicy) -> Option<Pol
     let own = policy.cpus.and(&cpus.online());
     let each = own.iter().map(|cpu| reserved(root, cpu));
     let reserved = each.max_by_key(|reserved| (reserved.util(), *reserved))?;
-    let capacity = cpus.cpu(own.iter().next()?)?.capacity_or_full();
+    let cpu = cpus.cpu(own.iter().next()?)?;
+    let top_khz = policy.top_khz()?;
+    let reference = (cpu.capacity_or_full(), cpu.reference_khz.unwrap_or(top_khz));
     let opps: Vec<u32> = policy.opps.iter().map(|opp| opp.khz).collect();
-    let floor = Floor::new(reserved.util(), capacity, &opps, policy.top_khz()?);
+    let floor = Floor::new(reserved.util(), reference, &opps, top_khz);
     Some(PolicyFloor {
         policy: policy.id,
         cpus: own,
         reserved,
         floor,
     })
-}
-
-/// Major and minor number of a kernel release, such as `6.12.48+deb13`.
-#[must_use]
-pub fn version_of(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    let major = numbers.next()?.parse().ok()?;
-    let minor = numbers.next()?.parse().ok()?;
-    Some((major, minor))
 }
 
 /// What is reserved of one CPU.
@@ -104,8 +96,7 @@ fn reserved(root: &HostRoot, cpu: u32) -> Reserved {
         let ext = ext.filter(|_| ext_runs);
         return Reserved::Known(utilization(fair.into_iter().chain(ext)));
     }
-    let release = root.text(RELEASE).unwrap_or_default();
-    match version_of(&release) {
+    match root.kernel_version() {
         Some(version) if version < SINCE => Reserved::NoServer,
         _ => Reserved::Default(utilization([Reservation::DEFAULT])),
     }
@@ -129,7 +120,7 @@ mod tests {
 
     fn host(release: &str) -> FakeHost {
         let host = FakeHost::two_plus_two();
-        host.write(RELEASE, release);
+        host.kernel(release);
         host
     }
 

@@ -92,8 +92,10 @@ impl SharedMemory {
         for word in self.words_of_all() {
             word.store(0, Relaxed);
         }
-        for (vcpu, spec) in (0..self.vcpus).map(VcpuId).zip(&config.vcpus) {
-            self.describe(vcpu, &spec.table, spec.capacity, &[]);
+        let capacities = config.guest_capacities();
+        let specs = config.vcpus.iter().zip(capacities);
+        for (vcpu, (spec, capacity)) in (0..self.vcpus).map(VcpuId).zip(specs) {
+            self.describe(vcpu, &spec.table, capacity, &[]);
         }
         self.write_header();
     }
