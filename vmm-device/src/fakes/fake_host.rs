@@ -95,6 +95,19 @@ impl FakeHost {
         }
     }
 
+    /// The lists of a CPU's cluster and package; an empty one is no file. Its core is its own.
+    pub fn topology(&self, cpu: u32, cluster: &str, package: &str) {
+        let (own, package) = (
+            cpu.to_string(),
+            (["package_cpus_list", "core_siblings_list"], package),
+        );
+        let lists = [("cluster_cpus_list", cluster), ("core_cpus_list", &own)].into_iter();
+        let lists = lists.chain(package.0.map(|name| (name, package.1)));
+        for (name, list) in lists.filter(|(_, list)| !list.is_empty()) {
+            self.write(&format!("{CPU}/cpu{cpu}/topology/{name}"), list);
+        }
+    }
+
     /// A CPU's `capacity-dmips-mhz` in the device tree.
     pub fn dmips_mhz(&self, cpu: u32, value: u32) {
         let path = format!("{CPU}/cpu{cpu}/of_node/capacity-dmips-mhz");

@@ -24,6 +24,8 @@ pub struct Pcpu {
     pub capacity: Option<u16>,
     /// The frequency in kHz that its capacity refers to; `None` without a cpufreq policy.
     pub reference_khz: Option<u32>,
+    /// Its cluster, by its first CPU; where Linux shows none, its policy.
+    pub cluster: Option<u32>,
 }
 
 /// One cpufreq policy: CPUs that share a frequency.
@@ -63,20 +65,29 @@ impl HostCpus {
         let online = online.unwrap_or_default();
         let policies = policies(root);
         let rule = ReferenceRule::of_host(root);
-        let reference_khz = |cpu| {
+        let policy_of = |cpu| {
             let policy = policies.iter().find(|policy| policy.cpus.contains(cpu))?;
-            rule.khz(root, cpu, &format!("{CPUS}/cpufreq/policy{}", policy.id))
+            Some(policy.id)
         };
-        let cpu = |id| Pcpu {
+        let reference_khz = |cpu| {
+            let policy = policy_of(cpu)?;
+            rule.khz(root, cpu, &format!("{CPUS}/cpufreq/policy{policy}"))
+        };
+        let present = topology::present_pcpus(root);
+        let clusters = topology::clusters(root, &present).into_iter();
+        let cpu = |(id, cluster): (u32, Option<CpuList>)| Pcpu {
             id,
             online: online.contains(id),
             capacity: root
                 .number(format!("{CPUS}/cpu{id}/cpu_capacity"))
                 .filter(|capacity| (1..=CAPACITY_SCALE).contains(capacity)),
             reference_khz: reference_khz(id),
+            cluster: cluster
+                .and_then(|list| list.iter().next())
+                .or_else(|| policy_of(id)),
         };
         Self {
-            cpus: topology::present_pcpus(root).into_iter().map(cpu).collect(),
+            cpus: clusters.map(cpu).collect(),
             policies,
             guesses_reference: !rule.is_certain,
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which pCPUs a host has, and which of them share a cpufreq policy. A file that is missing or
-//! makes no sense leaves its pCPUs out.
+//! Which pCPUs a host has, and which of them share a cpufreq policy or a cluster. A file that is
+//! missing or makes no sense leaves its pCPUs out.
 
 #![forbid(unsafe_code)]
 
@@ -42,10 +42,99 @@ pub fn policies(root: &HostRoot) -> Vec<(u32, CpuList)> {
     policies
 }
 
+/// The clusters that Linux shows of these pCPUs, each as the list of one of them; `None` for an
+/// offline one, and for all where Linux shows nothing.
+///
+/// Linux has the clusters of ACPI's PPTT in `cluster_cpus_list` since 5.16, and those of the device
+/// tree's cpu-map since 6.0. Before, the clusters of a cpu-map were its packages. A pCPU without a
+/// cluster is alone in its list, as one of a cluster of its own is: where all are alone, without a
+/// number of a cluster, the die or the package counts.
+pub(super) fn clusters(root: &HostRoot, pcpus: &CpuList) -> Vec<(u32, Option<CpuList>)> {
+    let file = |pcpu: u32, name: &str| format!("{CPUS}/cpu{pcpu}/topology/{name}");
+    let list = |pcpu, name: &str| root.number::<CpuList>(file(pcpu, name));
+    let is_more_than_core = |pcpu, name: &str| {
+        let core = list(pcpu, "core_cpus_list").or_else(|| list(pcpu, "thread_siblings_list"));
+        let core = core.map_or(1, |core| core.len());
+        list(pcpu, name).is_some_and(|list| list.len() > core)
+    };
+    let has_number = |pcpu| root.number::<u32>(file(pcpu, "cluster_id")).is_some();
+    let levels = ["cluster_cpus_list", "die_cpus_list", "package_cpus_list"];
+    let level = levels.into_iter().find(|name| {
+        let is_cluster = *name == levels[0];
+        pcpus
+            .iter()
+            .any(|pcpu| is_more_than_core(pcpu, name) || (is_cluster && has_number(pcpu)))
+    });
+    // The package's name before 5.3.
+    let level = level.unwrap_or("core_siblings_list");
+    let each = pcpus.iter().map(|pcpu| (pcpu, list(pcpu, level)));
+    each.collect()
+}
+
 #[cfg(test)]
 mod tests {
-    //! Lists are read in both of the kernel's forms.
+    //! Lists are read in both of the kernel's forms. Clusters are those that Linux shows, by each
+    //! version's files.
     use super::*;
+    use crate::fakes::FakeHost;
+
+    /// The first pCPU of each one's cluster.
+    fn firsts(host: &FakeHost) -> Vec<Option<u32>> {
+        let all = clusters(&host.root(), &"0-3".parse().unwrap());
+        let first = |list: Option<CpuList>| list?.iter().next();
+        all.into_iter().map(|(_, list)| first(list)).collect()
+    }
+
+    #[test]
+    fn clusters_are_the_kernels_whatever_the_policies_are() {
+        let rows: [(&str, [&str; 4], &str, [u32; 4]); 6] = [
+            (
+                "two clusters",
+                ["0-1", "0-1", "2-3", "2-3"],
+                "0-3",
+                [0, 0, 2, 2],
+            ),
+            (
+                "one of one core",
+                ["0-2", "0-2", "0-2", "3"],
+                "0-3",
+                [0, 0, 0, 3],
+            ),
+            ("one", ["0-3"; 4], "0-3", [0; 4]),
+            ("none", ["0", "1", "2", "3"], "0-3", [0; 4]),
+            (
+                "cpu-map before 6.0",
+                ["0", "1", "2", "3"],
+                "0-1",
+                [0, 0, 2, 2],
+            ),
+            ("before 5.16", [""; 4], "0-1", [0, 0, 2, 2]),
+        ];
+        for (name, lists, package, expected) in rows {
+            let host = FakeHost::two_plus_two();
+            for (cpu, cluster) in (0..).zip(lists) {
+                let own = if package == "0-1" && cpu > 1 {
+                    "2-3"
+                } else {
+                    package
+                };
+                host.topology(cpu, cluster, own);
+            }
+            assert_eq!(firsts(&host), expected.map(Some), "{name}");
+        }
+        assert_eq!(firsts(&FakeHost::two_plus_two()), [None; 4]);
+    }
+
+    #[test]
+    fn clusters_with_numbers_may_have_one_core_each() {
+        let host = FakeHost::two_plus_two();
+        for cpu in 0..4 {
+            host.topology(cpu, &cpu.to_string(), "0-3");
+            let path = format!("sys/devices/system/cpu/cpu{cpu}/topology/cluster_id");
+            host.write(&path, cpu.to_string());
+        }
+        assert_eq!(firsts(&host), [0, 1, 2, 3].map(Some));
+    }
 
     #[test]
     fn policies_are_listed_by_number() {

@@ -217,7 +217,7 @@ struct VcpuResolver<'a> {
     mirror: bool,
     /// The domain of a policy's vCPUs, real-time ones apart: the first of them.
     domains: BTreeMap<(u32, bool), u32>,
-    /// The cluster of a policy.
+    /// The guest's cluster for one of the host's.
     clusters: BTreeMap<u32, u32>,
 }
 
@@ -236,7 +236,7 @@ impl<'a> VcpuResolver<'a> {
             reference_khz,
             opps,
             domain: DomainId(self.domain(vcpu)),
-            cluster: self.cluster(policy),
+            cluster: self.cluster(pcpu),
             pin: pin.into_iter().collect(),
             rt: of_vcpu(&self.options.rt, vcpu).copied(),
         })
@@ -314,12 +314,14 @@ impl<'a> VcpuResolver<'a> {
         }
     }
 
-    fn cluster(&mut self, policy: Option<&CpufreqPolicy>) -> u32 {
-        let Some(policy) = policy.filter(|_| self.mirror) else {
+    /// A domain follows the policy, a cluster the topology: either can have several of the other.
+    fn cluster(&mut self, pcpu: Option<&Pcpu>) -> u32 {
+        let own = pcpu.and_then(|pcpu| pcpu.cluster);
+        let Some(own) = own.filter(|_| self.mirror) else {
             return 0;
         };
         let next = u32::try_from(self.clusters.len()).unwrap_or(u32::MAX);
-        *self.clusters.entry(policy.id).or_insert(next)
+        *self.clusters.entry(own).or_insert(next)
     }
 
     /// The capacity of a vCPU and the frequency that it refers to. The user's is at the vCPU's

@@ -271,6 +271,50 @@ fn equal_frequencies_of_equal_cpus_are_equal_capacities_with_cppc() {
 }
 
 #[test]
+fn clusters_follow_the_topology_and_domains_the_policies() {
+    // Cluster lists of the CPUs, CPUs of policies 0 and 2; clusters and domains of the vCPUs.
+    type Row<'a> = (&'a str, [&'a str; 4], [&'a str; 2], [u32; 4], [u32; 4]);
+    let rows: [Row; 3] = [
+        // As an R-Car V4H: two clusters in one policy.
+        (
+            "V4H",
+            ["0-1", "0-1", "2-3", "2-3"],
+            ["0 1 2 3", ""],
+            [0, 0, 1, 1],
+            [0; 4],
+        ),
+        // As a QCS6490: two policies in one cluster.
+        ("QCS6490", ["0-3"; 4], ["0 1", "2 3"], [0; 4], [0, 0, 2, 2]),
+        (
+            "both",
+            ["0-2", "0-2", "0-2", "3"],
+            ["0 1", "2 3"],
+            [0, 0, 0, 1],
+            [0, 0, 2, 2],
+        ),
+    ];
+    let options = options(
+        "cpus = 4\n[vcpu.0]\npin = 0\n[vcpu.1]\npin = 1\n[vcpu.2]\npin = 2\n[vcpu.3]\npin = 3",
+    );
+    for (name, lists, policies, clusters, domains) in rows {
+        let host = FakeHost::two_plus_two();
+        for (cpu, list) in (0..).zip(lists) {
+            host.topology(cpu, list, "0-3");
+            let capacity = format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
+            host.write(&capacity, "1024");
+        }
+        for (policy, cpus) in [0, 2].into_iter().zip(policies) {
+            let path = format!("sys/devices/system/cpu/cpufreq/policy{policy}/related_cpus");
+            host.write(&path, cpus);
+        }
+        let vcpus = vcpus(&options, &HostCpus::read(&host.root()), 4).unwrap();
+        let of = |value: fn(&VcpuConfig) -> u32| vcpus.iter().map(value).collect::<Vec<_>>();
+        assert_eq!(of(|vcpu| vcpu.cluster), clusters, "{name}");
+        assert_eq!(of(|vcpu| vcpu.domain.0), domains, "{name}");
+    }
+}
+
+#[test]
 fn broken_rules_are_refused_with_cause_and_next_step() {
     let long: Vec<_> = (1..=65).map(|n: u32| n.to_string()).collect();
     let long = format!("[vcpu.0]\ntable = [{}]", long.join(","));
