@@ -26,10 +26,9 @@ const MAX_FILE: u64 = 16 << 20;
 pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
     const INSTEAD: &str = "--no-bridge to leave the device out";
     let host = HostCpus::read(root);
-    let asked = args.config.is_some() || args.vcpus != VcpuArgs::default();
-    let options = match asked {
+    let options = match args.config.is_some() || names_vcpus(&args.vcpus) {
         true => args.vcpus.clone(),
-        false => mirror(&host),
+        false => mirror(&host, &args.vcpus),
     };
     let count = resolve::vcpu_count(&options)?;
     let vcpus = resolve::vcpus(&options, &host, count);
@@ -66,8 +65,18 @@ fn merged(file: &Path, machine: &Machine) -> anyhow::Result<Vec<u8>> {
     Ok(merged.blob)
 }
 
+/// Whether the options tell how many or which vCPUs: what is of all alike doesn't.
+fn names_vcpus(options: &VcpuArgs) -> bool {
+    let alike = VcpuArgs {
+        no_bridge: options.no_bridge,
+        host_topology: options.host_topology,
+        ..VcpuArgs::default()
+    };
+    *options != alike
+}
+
 /// One vCPU for each online pCPU.
-fn mirror(host: &HostCpus) -> VcpuArgs {
+fn mirror(host: &HostCpus, options: &VcpuArgs) -> VcpuArgs {
     let online = host.online();
     let pins = (0..).zip(online.iter()).map(|(vcpu, pcpu)| PerVcpu {
         vcpus: CpuList::from_iter([vcpu]),
@@ -75,7 +84,8 @@ fn mirror(host: &HostCpus) -> VcpuArgs {
     });
     VcpuArgs {
         cpus: u32::try_from(online.len()).ok(),
-        host_topology: Some(true),
+        host_topology: options.host_topology.or(Some(true)),
+        no_bridge: options.no_bridge,
         pin: pins.collect(),
         ..VcpuArgs::default()
     }
@@ -93,12 +103,16 @@ mod tests {
     use super::*;
     use crate::{cli::Cli, cli::Command, message::chain};
 
-    fn printed(flags: &[&str]) -> anyhow::Result<Vec<u8>> {
+    fn printed_on(host: &FakeHost, flags: &[&str]) -> anyhow::Result<Vec<u8>> {
         let line = ["vcpufreq", "dt"].iter().chain(flags);
         match Cli::try_parse_from(line).unwrap().command {
-            Command::Dt(args) => dt(&args, &FakeHost::two_plus_two().root()),
+            Command::Dt(args) => dt(&args, &host.root()),
             other => panic!("{other:?}"),
         }
+    }
+
+    fn printed(flags: &[&str]) -> anyhow::Result<Vec<u8>> {
+        printed_on(&FakeHost::two_plus_two(), flags)
     }
 
     fn text(flags: &[&str]) -> String {
@@ -111,6 +125,23 @@ mod tests {
         assert_eq!(dts.matches("device_type = \"cpu\"").count(), 4, "{dts}");
         assert!(dts.contains("qemu,virtual-cpufreq"), "{dts}");
         assert_eq!(dts.matches("opp-shared").count(), 2, "{dts}");
+    }
+
+    #[test]
+    fn an_option_of_all_vcpus_leaves_one_for_each_online_pcpu() {
+        let server = FakeHost::two_plus_two();
+        server.remove("sys/devices/system/cpu/cpufreq");
+        let error = printed_on(&server, &[]).unwrap_err();
+        assert!(chain(&error).contains("--no-bridge"), "{error:?}");
+        let board = FakeHost::two_plus_two();
+        for (host, flags) in [
+            (&server, "--no-bridge"),
+            (&board, "--no-bridge"),
+            (&board, "--host-topology=false"),
+        ] {
+            let dts = String::from_utf8(printed_on(host, &[flags]).unwrap()).unwrap();
+            assert_eq!(dts.matches("device_type = \"cpu\"").count(), 4, "{dts}");
+        }
     }
 
     #[test]

@@ -8,8 +8,10 @@ use super::{CpuList, HostRoot};
 /// Where debugfs has the performance domains.
 pub const ENERGY_MODEL_DIR: &str = "sys/kernel/debug/energy_model";
 
-/// `EM_PERF_DOMAIN_MICROWATTS`: power is in µW.
-const MICROWATTS: u32 = 1 << 0;
+/// `EM_PERF_DOMAIN_MICROWATTS`: power is in µW. Before Linux 6.0 the same bit was
+/// `EM_PERF_DOMAIN_MILLIWATTS`.
+const WATTS: u32 = 1 << 0;
+const MICROWATTS_SINCE: (u32, u32) = (6, 0);
 /// `EM_PERF_DOMAIN_ARTIFICIAL`: power was made up from capacities.
 const ARTIFICIAL: u32 = 1 << 2;
 
@@ -21,11 +23,9 @@ pub fn of_cpus(root: &HostRoot, cpus: &CpuList) -> Vec<(u32, u32)> {
     let Some(dir) = cpus.iter().map(dir).find(|dir| root.path(dir).is_dir()) else {
         return Vec::new();
     };
-    let flags = root.text(format!("{dir}/flags")).unwrap_or_default();
-    let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or(0);
-    if flags & (MICROWATTS | ARTIFICIAL) != MICROWATTS {
+    let Some(unit_uw) = unit_uw(root, &dir) else {
         return Vec::new();
-    }
+    };
     let Ok(states) = std::fs::read_dir(root.path(&dir)) else {
         return Vec::new();
     };
@@ -34,7 +34,21 @@ pub fn of_cpus(root: &HostRoot, cpus: &CpuList) -> Vec<(u32, u32)> {
         .filter(|name| name.starts_with("ps:"))
         .filter_map(|name| {
             let file = |what| format!("{dir}/{name}/{what}");
-            Some((root.number(file("frequency"))?, root.number(file("power"))?))
+            let power: u32 = root.number(file("power"))?;
+            Some((root.number(file("frequency"))?, power.checked_mul(unit_uw)?))
         })
         .collect()
+}
+
+/// The unit of a domain's power in µW; `None` where it is no power. Linux 5.11 to 5.15 have
+/// `units` in the place of flags.
+fn unit_uw(root: &HostRoot, dir: &str) -> Option<u32> {
+    let Some(flags) = root.text(format!("{dir}/flags")) else {
+        let units = root.text(format!("{dir}/units"))?;
+        return (units == "milliWatts").then_some(1000);
+    };
+    let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok()?;
+    let version = root.kernel_version();
+    let is_milliwatts = version.is_some_and(|version| version < MICROWATTS_SINCE);
+    (flags & (WATTS | ARTIFICIAL) == WATTS).then_some(if is_milliwatts { 1000 } else { 1 })
 }

@@ -61,8 +61,8 @@ impl HostCpus {
     /// Reads the host below `root`.
     #[must_use]
     pub fn read(root: &HostRoot) -> Self {
-        let online = root.number::<CpuList>(format!("{CPUS}/online"));
-        let online = online.unwrap_or_default();
+        let present = topology::present_pcpus(root);
+        let online = topology::online_pcpus(root, &present);
         let policies = policies(root);
         let rule = ReferenceRule::of_host(root);
         let policy_of = |cpu| {
@@ -73,7 +73,6 @@ impl HostCpus {
             let policy = policy_of(cpu)?;
             rule.khz(root, cpu, &format!("{CPUS}/cpufreq/policy{policy}"))
         };
-        let present = topology::present_pcpus(root);
         let clusters = topology::clusters(root, &present).into_iter();
         let cpu = |(id, cluster): (u32, Option<CpuList>)| Pcpu {
             id,
@@ -166,10 +165,15 @@ struct ListedKhz {
 /// those of the device tree: with what the other two know of each.
 fn opps(root: &HostRoot, cpus: &CpuList, listed: &ListedKhz) -> Vec<HostOpp> {
     let model = energy_model::of_cpus(root, cpus);
-    let node = cpus.iter().find_map(|cpu| opp_node::of_cpu(root, cpu));
+    let all = [listed.base.as_slice(), &listed.boost].concat();
+    let node = cpus
+        .iter()
+        .find_map(|cpu| opp_node::of_cpu(root, cpu, &all));
     let node = node.unwrap_or_default();
+    let in_use = cpus.iter().map(|cpu| opp_node::kernel_voltages(root, cpu));
+    let in_use: Vec<_> = in_use.flatten().collect();
     let mut khz: Vec<u32> = [
-        [listed.base.as_slice(), &listed.boost].concat(),
+        all,
         model.iter().map(|(khz, _)| *khz).collect(),
         node.iter().map(|opp| opp.khz).collect(),
     ]
@@ -184,7 +188,11 @@ fn opps(root: &HostRoot, cpus: &CpuList, listed: &ListedKhz) -> Vec<HostOpp> {
         HostOpp {
             khz,
             boost: listed.boost.contains(&khz) || in_node.is_some_and(|opp| opp.boost),
-            uv: in_node.and_then(|opp| opp.uv),
+            uv: in_use
+                .iter()
+                .find(|(of, _)| *of == khz)
+                .map(|(_, uv)| *uv)
+                .or(in_node.and_then(|opp| opp.uv)),
             uw: in_model
                 .map(|(_, uw)| *uw)
                 .or(in_node.and_then(|opp| opp.uw)),
@@ -342,6 +350,126 @@ mod tests {
             opps.iter().map(|opp| opp.khz).collect::<Vec<_>>(),
             [700_000, 900_000]
         );
+    }
+
+    #[test]
+    fn a_dump_without_lists_has_the_cpus_of_its_folders() {
+        let host = FakeHost::two_plus_two();
+        for list in ["present", "online"] {
+            host.remove(&format!("sys/devices/system/cpu/{list}"));
+        }
+        assert_eq!(HostCpus::read(&host.root()).online().to_string(), "0-3");
+        host.write("sys/devices/system/cpu/cpu2/online", "0\n");
+        assert_eq!(HostCpus::read(&host.root()).online().to_string(), "0-1,3");
+    }
+
+    /// kHz of a point, the ends of its voltages' names with µV, and the bins that have it.
+    type BinnedPoint<'a> = (u32, &'a [(&'a str, u32)], u32);
+
+    /// Gives the little policy such points in the device tree.
+    fn speed_bins(host: &FakeHost, points: &[BinnedPoint<'_>]) {
+        let opps: Vec<_> = points.iter().map(|(khz, ..)| (*khz, 0, 1)).collect();
+        host.opp_node(0, &opps);
+        for (khz, voltages, bins) in points {
+            let opp = format!("sys/firmware/devicetree/base/opp-table-0/opp-{khz}");
+            host.remove(&format!("{opp}/opp-microvolt"));
+            for (name, uv) in *voltages {
+                host.write(&format!("{opp}/opp-microvolt{name}"), uv.to_be_bytes());
+            }
+            host.write(&format!("{opp}/opp-supported-hw"), bins.to_be_bytes());
+        }
+    }
+
+    #[test]
+    fn voltages_of_a_speed_bin_are_those_of_the_bin_whose_points_are_listed() {
+        let host = FakeHost::two_plus_two();
+        speed_bins(
+            &host,
+            &[
+                (600_000, &[("", 800_000)], 0b1111),
+                // The driver lists no such point.
+                (700_000, &[("", 810_000)], 0b0100),
+                (
+                    1_000_000,
+                    &[
+                        ("-speed1", 850_000),
+                        ("-speed2", 840_000),
+                        ("-speed3", 830_000),
+                    ],
+                    0b1110,
+                ),
+                (
+                    1_400_000,
+                    &[
+                        ("-speed0", 900_000),
+                        ("-speed1", 910_000),
+                        ("-speed2", 920_000),
+                        ("-speed3", 930_000),
+                    ],
+                    0b1111,
+                ),
+                (
+                    1_800_000,
+                    &[
+                        ("-speed1", 990_000),
+                        ("-speed2", 980_000),
+                        ("-speed3", 970_000),
+                    ],
+                    0b0110,
+                ),
+            ],
+        );
+        let uv = |host: &FakeHost| {
+            values(host)
+                .into_iter()
+                .map(|(uv, _)| uv)
+                .collect::<Vec<_>>()
+        };
+        // Bin 0 lacks points, bin 2 has one more, bin 3 one less.
+        assert_eq!(uv(&host), [800_000, 850_000, 910_000, 990_000].map(Some));
+        // The kernel's word counts more.
+        for (khz, uv) in [(600_000, 1), (1_000_000, 2), (1_400_000, 3), (1_800_000, 4)] {
+            let path = format!("sys/kernel/debug/opp/cpu0/opp:{khz}000/supply-0/u_volt_target");
+            host.write(&path, format!("{uv}\n"));
+        }
+        assert_eq!(uv(&host), [1, 2, 3, 4].map(Some));
+    }
+
+    #[test]
+    fn voltages_of_bins_that_cannot_be_told_apart_are_left_out() {
+        let host = FakeHost::two_plus_two();
+        let bins = |uv: u32| [("-fast", 900_000), ("-slow", uv), ("", 1)];
+        for (slow, expected) in [(900_000, Some(900_000)), (950_000, None)] {
+            let voltages = bins(slow);
+            let points = LITTLE.map(|(khz, ..)| (khz, &voltages[..], 1));
+            speed_bins(&host, &points);
+            let uv: Vec<_> = values(&host).into_iter().map(|(uv, _)| uv).collect();
+            assert_eq!(uv, [expected; 4], "{slow}");
+        }
+    }
+
+    #[test]
+    fn power_of_kernels_before_6_0_is_in_milliwatts() {
+        let model = LITTLE.map(|(khz, _, uw)| (khz, uw));
+        for (kernel, flags, unit) in [
+            ("5.15.167", None, Some(1000)),
+            ("5.16.0", Some("0x1"), Some(1000)),
+            ("5.19.17", Some("0x3"), Some(1000)),
+            ("5.19.17", Some("0x4"), None),
+            ("6.0.0", Some("0x1"), Some(1)),
+            ("", Some("0x1"), Some(1)),
+        ] {
+            let host = FakeHost::two_plus_two();
+            host.kernel(kernel);
+            host.energy_model(0, flags.unwrap_or_default(), &model);
+            if flags.is_none() {
+                host.remove("sys/kernel/debug/energy_model/cpu0/flags");
+                host.write("sys/kernel/debug/energy_model/cpu0/units", "milliWatts\n");
+            }
+            let power: Vec<_> = values(&host).into_iter().map(|(_, uw)| uw).collect();
+            let expected = LITTLE.map(|(.., uw)| unit.map(|unit| uw * unit));
+            assert_eq!(power, expected, "{kernel} {flags:?}");
+        }
     }
 
     #[test]

@@ -16,13 +16,27 @@ pub fn possible_pcpus(root: &HostRoot) -> CpuList {
     possible.unwrap_or_default()
 }
 
-/// The pCPUs that this host has, offline ones too.
+/// The pCPUs that this host has, offline ones too. A dump of a host may lack the lists; then its
+/// folders tell.
 #[must_use]
 pub fn present_pcpus(root: &HostRoot) -> CpuList {
     let list = |name| root.number(format!("{CPUS}/{name}"));
-    list("present")
-        .or_else(|| list("online"))
-        .unwrap_or_default()
+    let folders = || {
+        let entries = fs::read_dir(root.cpus()).into_iter().flatten();
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let numbers = names.filter_map(|name| name.strip_prefix("cpu")?.parse::<u32>().ok());
+        numbers.collect()
+    };
+    let listed = ["present", "online", "possible"].into_iter().find_map(list);
+    listed.unwrap_or_else(folders)
+}
+
+/// Those of `present` that are online. Without the list, those whose own file says nothing else:
+/// one that can't go offline has none.
+pub(super) fn online_pcpus(root: &HostRoot, present: &CpuList) -> CpuList {
+    let listed: Option<CpuList> = root.number(format!("{CPUS}/online"));
+    let is_online = |cpu: &u32| root.number(format!("{CPUS}/cpu{cpu}/online")) != Some(0);
+    listed.unwrap_or_else(|| present.iter().filter(is_online).collect())
 }
 
 /// The number of each cpufreq policy, as in `policy4`, and its pCPUs, offline ones too; by number.
