@@ -30,13 +30,7 @@ impl Likeness {
         if let Some(asked) = options.host_topology {
             return Self::Asked(asked);
         }
-        let VcpuArgs {
-            table,
-            domain,
-            capacity,
-            ..
-        } = options;
-        if !(table.is_empty() && domain.is_empty() && capacity.is_empty()) {
+        if describes(options) {
             return Self::Described;
         }
         let mut pins = (0..count).map(|vcpu| of_vcpu(&options.pin, vcpu));
@@ -66,9 +60,21 @@ impl Likeness {
                 "the vCPUs mirror {pcpus}, which they are pinned to: their tables, clusters and \
                  domains; --host-topology=false leaves these out"
             ),
-            Self::Asked(false) => "the vCPUs have no tables (--host-topology=false): any \
-                                   frequency up to the maximum, and cur_perf in no steps"
-                .to_owned(),
+            Self::Asked(false) => {
+                let without = match own_tables(vcpus) {
+                    own if own.is_empty() => "the vCPUs".to_owned(),
+                    own if own.len() == vcpus.len() => {
+                        return "the vCPUs have the tables of --table alone \
+                                (--host-topology=false)"
+                            .to_owned();
+                    }
+                    own => format!("all vCPUs but {own}, which --table describes,"),
+                };
+                format!(
+                    "{without} have no tables (--host-topology=false): any frequency up to the \
+                     maximum, and cur_perf in no steps"
+                )
+            }
             Self::NotPinned => "the vCPUs aren't pinned, each within one cpufreq policy, so they \
                                 have no tables: any frequency up to the maximum, and cur_perf in \
                                 no steps; --pin VCPUS=PCPUS has them mirror their CPUs"
@@ -84,10 +90,50 @@ impl Likeness {
 /// line.
 pub fn line(options: &VcpuArgs, host: &HostCpus, vcpus: &[VcpuConfig]) -> String {
     let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
-    let notes = [unknown_reference(host, vcpus), beyond_clamps(vcpus)];
-    let text = [Some(Likeness::of(options, host, count).text(vcpus))];
-    let parts: Vec<_> = text.into_iter().chain(notes).flatten().collect();
+    let likeness = Likeness::of(options, host, count);
+    let described = likeness.mirrors() && describes(options);
+    let parts = [
+        Some(likeness.text(vcpus)),
+        described.then(|| "--table, --domain and --capacity go before these".to_owned()),
+        too_slow(vcpus),
+        unknown_reference(host, vcpus),
+        beyond_clamps(vcpus),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
     parts.join("; ")
+}
+
+/// Whether the user gives a table, a domain or a capacity.
+fn describes(options: &VcpuArgs) -> bool {
+    let VcpuArgs {
+        table,
+        domain,
+        capacity,
+        ..
+    } = options;
+    !(table.is_empty() && domain.is_empty() && capacity.is_empty())
+}
+
+/// The vCPUs that have a table though they don't mirror the host.
+fn own_tables(vcpus: &[VcpuConfig]) -> CpuList {
+    let numbers = (0..).zip(vcpus);
+    let own = numbers.filter(|(_, vcpu)| vcpu.opps.len() > 1);
+    own.map(|(number, _)| number).collect()
+}
+
+/// No CPU that Linux runs on is slower: who gives such a maximum means MHz.
+const SLOWEST_KHZ: u32 = 10_000;
+
+/// Which vCPUs have a maximum that looks like MHz.
+fn too_slow(vcpus: &[VcpuConfig]) -> Option<String> {
+    let top = |vcpu: &VcpuConfig| vcpu.opps.last().map_or(SLOWEST_KHZ, |opp| opp.khz);
+    let slow: Vec<_> = (0..).zip(vcpus.iter().map(top)).collect();
+    let slow = slow.into_iter().filter(|(_, khz)| *khz < SLOWEST_KHZ);
+    let numbers: CpuList = slow.clone().map(|(number, _)| number).collect();
+    let khz = slow.map(|(_, khz)| khz).max()?;
+    Some(format!(
+        "--table is in kHz, so vCPUs {numbers} have at most {khz} kHz; for {khz} MHz write {khz}000"
+    ))
 }
 
 /// Where the vCPUs' capacities may refer to another frequency.

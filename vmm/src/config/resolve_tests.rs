@@ -99,6 +99,52 @@ fn vcpus_mirror_the_host_by_default_where_they_are_pinned() {
 }
 
 #[test]
+fn the_line_tells_of_tables_that_are_there_and_of_a_maximum_that_looks_like_mhz() {
+    let line = |toml: &str| {
+        let host = HostCpus::read(&FakeHost::two_plus_two().root());
+        let options = options(toml);
+        let vcpus = vcpus(&options, &host, vcpu_count(&options).unwrap()).unwrap();
+        likeness::line(&options, &host, &vcpus)
+    };
+    let table = "[vcpu.0]\ntable = [600000, 1800000]";
+    let rows = [
+        ("host-topology = false", "the vCPUs have no tables", ""),
+        (
+            &format!("host-topology = false\n{table}"),
+            "the tables of --table alone",
+            "no tables",
+        ),
+        (
+            &format!("cpus = 2\nhost-topology = false\n{table}"),
+            "all vCPUs but 0, which --table describes, have no tables",
+            "",
+        ),
+        (
+            &format!("host-topology = true\n{table}"),
+            "--capacity go before these",
+            "",
+        ),
+        (table, "as --table, --domain and --capacity describe", "kHz"),
+        (
+            "cpus = 2\n[vcpu.0-1]\ntable = [600, 1800]\ncapacity = 9",
+            "vCPUs 0-1 have at most 1800 kHz; for 1800 MHz write 1800000",
+            "",
+        ),
+        ("[vcpu.0]\ntable = [9999]\ncapacity = 9", "for 9999 MHz", ""),
+        (
+            "[vcpu.0]\ntable = [10000]\ncapacity = 9",
+            "as --table",
+            "MHz",
+        ),
+    ];
+    for (toml, has, lacks) in rows {
+        let line = line(toml);
+        assert!(line.contains(has), "{line}");
+        assert!(lacks.is_empty() || !line.contains(lacks), "{line}");
+    }
+}
+
+#[test]
 fn a_real_time_vcpu_shares_no_domain_with_others() {
     let rt = "rt = 'fifo:1'";
     let vcpus = resolve(&format!(
