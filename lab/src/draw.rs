@@ -4,8 +4,10 @@
 
 use std::ops::RangeInclusive;
 
-use crate::topology::{MAX_CPUS, Topology, TopologyCluster, TopologyOpp};
+use crate::topology::{Topology, TopologyPolicy};
 
+/// As many as runs take little time with.
+const MOST_CPUS: u32 = 8;
 const CLUSTERS: RangeInclusive<u32> = 2..=4;
 /// Of the clusters below the largest, which has 1024.
 const CAPACITIES: RangeInclusive<u32> = 60..=960;
@@ -24,18 +26,19 @@ impl Topology {
         let mut dice = Dice(seed);
         let capacities = dice.capacities();
         let clusters = capacities.iter().zip(dice.cpus(capacities.len()));
-        let clusters: Vec<TopologyCluster> = clusters
+        let clusters: Vec<TopologyPolicy> = clusters
             .enumerate()
             .map(|(number, (&capacity, cpus))| dice.cluster(number, cpus, capacity))
             .collect();
         let shown = clusters.iter().zip(&capacities).map(|(cluster, capacity)| {
-            let opps = cluster.opps.len();
+            let opps = cluster.khz.len();
             format!("{} of {capacity} with {opps} OPPs", cluster.cpus)
         });
         let shown: Vec<String> = shown.collect();
         Self {
             description: format!("drawn from {seed}: CPUs {}", shown.join(", ")),
-            clusters: on_one_scale(clusters, &capacities),
+            clusters: None,
+            policies: on_one_scale(clusters, &capacities),
         }
     }
 }
@@ -75,7 +78,7 @@ impl Dice {
 
     /// Of each cluster, so that all have one and the board has room for them.
     fn cpus(&mut self, clusters: usize) -> Vec<u32> {
-        let mut left = MAX_CPUS;
+        let mut left = MOST_CPUS;
         (0..clusters)
             .rev()
             .map(|after| {
@@ -88,7 +91,7 @@ impl Dice {
     }
 
     /// Its `dmips_mhz` is its capacity, to be brought to one scale.
-    fn cluster(&mut self, number: usize, cpus: u32, capacity: u32) -> TopologyCluster {
+    fn cluster(&mut self, number: usize, cpus: u32, capacity: u32) -> TopologyPolicy {
         let count = self.of(&OPPS);
         let gaps: Vec<u32> = (1..count).map(|_| self.of(&GAPS)).collect();
         let all: u32 = gaps.iter().sum();
@@ -97,22 +100,25 @@ impl Dice {
         let (low, high) = (odd(self, &LOWEST_MHZ), odd(self, &HIGHEST_MHZ));
         let uv = (self.of(&LOWEST_UV), self.of(&HIGHEST_UV));
         let mut gone = 0;
-        let opps = std::iter::once(0).chain(gaps).map(|gap| {
+        let points = std::iter::once(0).chain(gaps).map(|gap| {
             gone += gap;
             let share = |(from, to): (u32, u32)| from + scaled(to - from, gone, all);
-            let khz = share((low, high)) | 1;
-            let uv = share(uv);
-            TopologyOpp {
-                khz,
-                uv,
-                uw: power_uw(khz, uv, capacity, high),
-            }
+            (share((low, high)) | 1, share(uv))
         });
-        TopologyCluster {
+        let (khz, uv): (Vec<u32>, Vec<u32>) = points.unzip();
+        let uw = khz.iter().zip(&uv);
+        let uw = uw.map(|(khz, uv)| power_uw(*khz, *uv, capacity, high));
+        TopologyPolicy {
             name: format!("drawn{number}"),
             cpus,
-            dmips_mhz: capacity,
-            opps: opps.collect(),
+            times: 1,
+            dmips_mhz: Some(capacity),
+            cppc: None,
+            uw: Some(uw.collect()),
+            khz,
+            boost: 0,
+            uv,
+            power_coefficient: None,
         }
     }
 }
@@ -133,11 +139,11 @@ fn power_uw(khz: u32, uv: u32, capacity: u32, highest_khz: u32) -> u32 {
 }
 
 /// `capacity-dmips-mhz`, which the kernel multiplies by the highest frequency.
-fn on_one_scale(mut clusters: Vec<TopologyCluster>, capacities: &[u32]) -> Vec<TopologyCluster> {
-    let highest = |cluster: &TopologyCluster| cluster.opps.last().map_or(1, |opp| opp.khz);
+fn on_one_scale(mut clusters: Vec<TopologyPolicy>, capacities: &[u32]) -> Vec<TopologyPolicy> {
+    let highest = |cluster: &TopologyPolicy| cluster.khz.last().copied().unwrap_or(1);
     let largest = clusters.last().map_or(1, highest);
     for (cluster, &capacity) in clusters.iter_mut().zip(capacities) {
-        cluster.dmips_mhz = scaled(capacity, largest, highest(cluster));
+        cluster.dmips_mhz = Some(scaled(capacity, largest, highest(cluster)));
     }
     clusters
 }
@@ -168,8 +174,8 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for topology in drawn() {
             topology.check().unwrap();
-            assert!((2..=MAX_CPUS).contains(&topology.cpus()));
-            let count = u32::try_from(topology.clusters.len()).unwrap();
+            assert!((2..=MOST_CPUS).contains(&topology.cpus()));
+            let count = u32::try_from(topology.policies.len()).unwrap();
             assert!(CLUSTERS.contains(&count));
             seen.insert(count);
         }
@@ -178,11 +184,11 @@ mod tests {
 
     /// As the kernel has them.
     fn capacities(topology: &Topology) -> Vec<u32> {
-        let raw = |one: &TopologyCluster| {
-            u64::from(one.dmips_mhz) * u64::from(one.opps.last().unwrap().khz)
+        let raw = |one: &TopologyPolicy| {
+            u64::from(one.dmips_mhz.unwrap()) * u64::from(*one.khz.last().unwrap())
         };
-        let most = topology.clusters.iter().map(raw).max().unwrap();
-        let each = topology.clusters.iter();
+        let most = topology.policies.iter().map(raw).max().unwrap();
+        let each = topology.policies.iter();
         each.map(|one| u32::try_from(raw(one) * 1024 / most).unwrap())
             .collect()
     }
@@ -201,15 +207,12 @@ mod tests {
     fn opps_are_odd_and_uclamp_can_tell_them_apart() {
         let mut seen = std::collections::BTreeSet::new();
         for topology in drawn() {
-            for (cluster, capacity) in topology.clusters.iter().zip(capacities(&topology)) {
-                seen.insert(cluster.opps.len());
-                let highest = cluster.opps.last().unwrap().khz;
-                for pair in cluster.opps.windows(2) {
-                    assert_eq!((pair[0].khz % 2, pair[1].khz % 2), (1, 1));
-                    assert!(
-                        (pair[1].khz - pair[0].khz) * capacity > highest,
-                        "{cluster:?}"
-                    );
+            for (cluster, capacity) in topology.policies.iter().zip(capacities(&topology)) {
+                seen.insert(cluster.khz.len());
+                let highest = *cluster.khz.last().unwrap();
+                for pair in cluster.khz.windows(2) {
+                    assert_eq!((pair[0] % 2, pair[1] % 2), (1, 1));
+                    assert!((pair[1] - pair[0]) * capacity > highest, "{cluster:?}");
                 }
             }
         }
@@ -217,15 +220,12 @@ mod tests {
     }
 
     #[test]
-    fn power_for_a_mhz_rises_with_frequency() {
+    fn voltage_and_power_for_a_mhz_rise_with_frequency() {
         for topology in drawn() {
-            let per_khz = |opp: &TopologyOpp| f64::from(opp.uw) / f64::from(opp.khz);
-            for cluster in &topology.clusters {
-                let rises = cluster
-                    .opps
-                    .is_sorted_by(|a, b| per_khz(a) < per_khz(b) && a.uv < b.uv);
-                assert!(rises, "{cluster:?}");
-            }
+            // That power for a MHz rises is checked of each topology.
+            let uv = |policy: &TopologyPolicy| policy.uv.is_sorted_by(|a, b| a < b);
+            assert!(topology.policies.iter().all(uv), "{topology:?}");
+            topology.check().unwrap();
         }
     }
 }
