@@ -31,12 +31,14 @@ MODULE_PARM_DESC(transition_delay_us,
  * @cpu_dev: a CPU of it, to which the OPP table belongs
  * @opp: index of the OPP in force
  * @opps: number of OPPs, lowest first
+ * @top: index of the highest OPP that is not for boost
  * @power_uw: power of one busy CPU at each OPP, in uW
  */
 struct lab_policy {
 	struct device *cpu_dev;
 	unsigned int opp;
 	unsigned int opps;
+	unsigned int top;
 	u32 power_uw[LAB_OPPS_MAX];
 };
 
@@ -47,8 +49,7 @@ static void lab_set_opp(struct cpufreq_policy *policy,
 
 	WRITE_ONCE(lab->opp, opp);
 	lab_energy_set_opp(cpus, opp);
-	lab_speed_set_freq(cpus, policy->freq_table[opp].frequency,
-			   policy->freq_table[lab->opps - 1].frequency);
+	lab_speed_set_freq(cpus, policy->freq_table[opp].frequency);
 }
 
 static unsigned int lab_get(unsigned int cpu)
@@ -101,6 +102,8 @@ static int lab_read_power(struct lab_policy *lab,
 			return PTR_ERR(opp);
 		lab->power_uw[i] = dev_pm_opp_get_power(opp);
 		dev_pm_opp_put(opp);
+		if (!(table[i].flags & CPUFREQ_BOOST_FREQ))
+			lab->top = i;
 		if (!lab->power_uw[i]) {
 			dev_err(lab->cpu_dev,
 				"OPP of %u kHz needs opp-microvolt and opp-microwatt\n",
@@ -165,18 +168,20 @@ static int lab_init(struct cpufreq_policy *policy)
 	policy->fast_switch_possible = true;
 	policy->driver_data = lab;
 	/* As firmware leaves it. policy->cpus still has the offline CPUs. */
-	lab_set_opp(policy, policy->cpus, lab->opps - 1);
+	lab_speed_set_range(policy->cpus, policy->freq_table[lab->top].frequency,
+			    policy->freq_table[lab->opps - 1].frequency);
+	lab_set_opp(policy, policy->cpus, lab->top);
 	return 0;
 }
 
 static void lab_exit(struct cpufreq_policy *policy)
 {
 	struct lab_policy *lab = policy->driver_data;
-	unsigned int max = policy->freq_table[lab->opps - 1].frequency;
 	unsigned int cpu;
 
 	/* Full speed again, for the model and for the scheduler. */
-	lab_speed_set_freq(policy->related_cpus, max, max);
+	lab_speed_set_freq(policy->related_cpus,
+			   policy->freq_table[lab->top].frequency);
 	for_each_cpu(cpu, policy->related_cpus)
 		per_cpu(arch_freq_scale, cpu) = SCHED_CAPACITY_SCALE;
 	dev_pm_opp_free_cpufreq_table(lab->cpu_dev, &policy->freq_table);
@@ -194,6 +199,21 @@ static int lab_offline(struct cpufreq_policy *policy)
 {
 	return 0;
 }
+
+#ifndef LAB_OLD_KERNEL
+/*
+ * As cpufreq_boost_set_sw(), which only raises the maximum: boost could not be
+ * switched off again. The core turns the maximum into a limit.
+ */
+static int lab_set_boost(struct cpufreq_policy *policy, int state)
+{
+	struct lab_policy *lab = policy->driver_data;
+	unsigned int opp = state ? lab->opps - 1 : lab->top;
+
+	policy->cpuinfo.max_freq = policy->freq_table[opp].frequency;
+	return 0;
+}
+#endif
 
 static u64 lab_policy_busy_ns(const struct cpufreq_policy *policy, unsigned int opp)
 {
@@ -255,6 +275,9 @@ static struct cpufreq_driver lab_driver = {
 	.get		= lab_get,
 	.target_index	= lab_target_index,
 	.fast_switch	= lab_fast_switch,
+#ifndef LAB_OLD_KERNEL	/* there the driver has to set the limit, too */
+	.set_boost	= lab_set_boost,
+#endif
 	.register_em	= cpufreq_register_em_with_opp,
 	.attr		= lab_attrs,
 };

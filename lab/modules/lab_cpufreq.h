@@ -24,8 +24,9 @@ u64 lab_energy_busy_ns(unsigned int cpu, unsigned int opp);
 /*
  * Speed: the share of time that a CPU at its frequency does not deliver.
  *
- * lab_speed_set_freq() makes @cpus run at @khz of @khz_max from now on.
- * Any context, whether the model is on or off.
+ * lab_speed_set_range() says that @cpus have their capacity at @khz_ref, and run
+ * at up to @khz_top, which is more with boost. lab_speed_set_freq() makes @cpus
+ * run at @khz from now on. Any context, whether the model is on or off.
  */
 #ifdef LAB_OLD_KERNEL
 static inline int lab_speed_init(void)
@@ -37,15 +38,22 @@ static inline void lab_speed_exit(void)
 {
 }
 
+static inline void lab_speed_set_range(const struct cpumask *cpus,
+				       unsigned int khz_ref,
+				       unsigned int khz_top)
+{
+}
+
 static inline void lab_speed_set_freq(const struct cpumask *cpus,
-				      unsigned int khz, unsigned int khz_max)
+				      unsigned int khz)
 {
 }
 #else
 int lab_speed_init(void);
 void lab_speed_exit(void);
-void lab_speed_set_freq(const struct cpumask *cpus, unsigned int khz,
-			unsigned int khz_max);
+void lab_speed_set_range(const struct cpumask *cpus, unsigned int khz_ref,
+			 unsigned int khz_top);
+void lab_speed_set_freq(const struct cpumask *cpus, unsigned int khz);
 #endif
 
 #endif

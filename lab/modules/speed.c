@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Speed follows frequency: a CPU delivers capacity / 1024 * f / f_max of the
- * time that it is busy, and spins the rest away.
+ * Speed follows frequency: a CPU delivers capacity / 1024 * f / f_ref of the
+ * time that it is busy, and spins the rest away. Boost goes beyond f_ref: then
+ * it is that share of what the fastest CPU delivers at its highest frequency.
  *
  * Work done puts a CPU into debt: w ns of work at a share s of full speed
  * should have taken w / s, so w * (1 - s) / s are owed. A pinned hrtimer in
@@ -63,7 +64,8 @@
  * @debt_ns: time to spin away; negative when too much was
  * @spun_ns: when the last spin began, or work after idling
  * @khz: frequency in force
- * @khz_max: frequency at which the CPU has its full capacity
+ * @khz_ref: frequency at which the CPU has its capacity
+ * @khz_top: its highest frequency
  * @on: the model is on and the CPU is online
  * @working: a task other than idle runs, and the timer isn't spinning
  */
@@ -74,7 +76,8 @@ struct lab_speed {
 	s64 debt_ns;
 	u64 spun_ns;
 	unsigned int khz;
-	unsigned int khz_max;
+	unsigned int khz_ref;
+	unsigned int khz_top;
 	bool on;
 	bool working;
 };
@@ -82,8 +85,12 @@ struct lab_speed {
 static DEFINE_PER_CPU(struct lab_speed, lab_speed) = {
 	.lock = __RAW_SPIN_LOCK_UNLOCKED(lab_speed.lock),
 	.khz = 1,
-	.khz_max = 1,
+	.khz_ref = 1,
+	.khz_top = 1,
 };
+
+/* Capacity of the fastest CPU at its highest frequency: above 1024 with boost. */
+static u64 lab_speed_full = SCHED_CAPACITY_SCALE;
 
 /* How many CPUs are working. */
 static atomic_t lab_speed_workers;
@@ -117,10 +124,13 @@ MODULE_PARM_DESC(speed_guest_tick_ns,
 static u64 lab_speed_share(unsigned int cpu, const struct lab_speed *speed)
 {
 	u64 capacity = arch_scale_cpu_capacity(cpu);
+	u64 share;
 
-	/* 1024 * 5 GHz in kHz * 2^10 is below 2^43 */
-	return div_u64((capacity * speed->khz) << (LAB_SHARE_BITS - 10),
-		       speed->khz_max);
+	/* 1024 * 5 GHz in kHz * 2^20 is below 2^53 */
+	share = div64_u64((capacity * speed->khz) << LAB_SHARE_BITS,
+			  lab_speed_full * speed->khz_ref);
+	/* lab_speed_full is rounded down. */
+	return min(share, LAB_SHARE_ONE);
 }
 
 /*
@@ -308,8 +318,21 @@ static int lab_speed_offline(unsigned int cpu)
 	return 0;
 }
 
-void lab_speed_set_freq(const struct cpumask *cpus, unsigned int khz,
-			unsigned int khz_max)
+void lab_speed_set_range(const struct cpumask *cpus, unsigned int khz_ref,
+			 unsigned int khz_top)
+{
+	unsigned int cpu;
+
+	for_each_cpu(cpu, cpus) {
+		struct lab_speed *speed = per_cpu_ptr(&lab_speed, cpu);
+
+		guard(raw_spinlock_irqsave)(&speed->lock);
+		speed->khz_ref = khz_ref;
+		speed->khz_top = khz_top;
+	}
+}
+
+void lab_speed_set_freq(const struct cpumask *cpus, unsigned int khz)
 {
 	unsigned int cpu;
 
@@ -320,8 +343,23 @@ void lab_speed_set_freq(const struct cpumask *cpus, unsigned int khz,
 		if (speed->working)
 			lab_speed_settle(cpu, speed, 0);
 		speed->khz = khz;
-		speed->khz_max = khz_max;
 	}
+}
+
+/* All policies are there by now, and with them the capacities. */
+static void lab_speed_find_full(void)
+{
+	unsigned int cpu;
+	u64 full = 1;
+
+	for_each_possible_cpu(cpu) {
+		const struct lab_speed *speed = per_cpu_ptr(&lab_speed, cpu);
+		u64 capacity = arch_scale_cpu_capacity(cpu);
+
+		full = max(full, div_u64(capacity * speed->khz_top,
+					 speed->khz_ref));
+	}
+	lab_speed_full = full;
 }
 
 static int lab_speed_hotplug;
@@ -330,6 +368,7 @@ static int lab_speed_enable(void)
 {
 	int ret;
 
+	lab_speed_find_full();
 	ret = register_trace_sched_entry_tp(lab_speed_sched_entry, NULL);
 	if (ret)
 		return ret;

@@ -18,6 +18,19 @@ const DRAWN: &[&str] = &[
     "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=5:--within-us=12000:fair-server-off",
 ];
 
+/// The ramp of a real board's largest CPUs.
+const BOARD_RAMP: &str =
+    "bench:big-ramp:--variant=host:--variant=vm+bridge:--repeats=3:--within-us=12000";
+
+/// What is tried on a real board that has boost.
+const BOARD_WITH_BOOST: &[&str] = &[
+    "opps-exact",
+    "opps-exact:boost",
+    "default-run",
+    "default-run:boost",
+    BOARD_RAMP,
+];
+
 /// Cases of a vCPU beside other load, in each way of adding it.
 const CONTENDED: &str = "bench:contended.new25:contended.new50:contended.new75:contended.woken25:contended.woken50:contended.woken75:contended.part50:contended.guest50:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx";
 
@@ -243,6 +256,29 @@ const BOOTS: &[Boot] = &[
             "bench:contended.new25:contended.new50:contended.new75:contended.woken25:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx",
         ],
     ),
+    // Real boards. Three policies in one cluster, and two: with boost on and off.
+    Boot {
+        sampled: &["unpinned", "unpinned:boost"],
+        ..boot(Long, 300, "sm8550", BOARD_WITH_BOOST)
+    },
+    Boot {
+        sampled: &["unpinned", "unpinned:boost"],
+        ..boot(Long, 300, "sdm845", BOARD_WITH_BOOST)
+    },
+    // Two clusters in one policy: there is no other clock for a vCPU to move to.
+    boot(Long, 200, "r8a779g0", BOARD_WITH_BOOST),
+    // Equal policies, without boost.
+    Boot {
+        sampled: &["unpinned"],
+        ..boot(
+            Long,
+            150,
+            "rk3588",
+            &["opps-exact", "default-run", BOARD_RAMP],
+        )
+    },
+    // 20 CPUs.
+    boot(Long, 120, "gb10", &["boot"]),
     // What `--cur-perf request` costs: docs/side-channel.md.
     boot(
         Long,

@@ -76,7 +76,7 @@ pub fn floor_khz(policy: &Policy) -> Result<u32> {
         let period: u64 = sysfs::number(file("period"))?;
         most = most.max(runtime * 1024 / period.max(1));
     }
-    let khz = u64::from(policy.max()) * most / u64::from(policy.capacity.max(1));
+    let khz = u64::from(policy.reference) * most / u64::from(policy.capacity.max(1));
     Ok(u32::try_from(khz)?)
 }
 

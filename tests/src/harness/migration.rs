@@ -14,7 +14,9 @@ use crate::harness::vm::{Setup, Vm};
 
 /// A guest with a vCPU like a CPU of this policy, that may run anywhere.
 pub fn like(policy: &Policy) -> Setup {
-    let table: Vec<String> = policy.opps.iter().map(u32::to_string).collect();
+    // A capacity is given for the highest frequency of a table: one without boost.
+    let opps = policy.opps.iter().filter(|opp| **opp <= policy.reference);
+    let table: Vec<String> = opps.map(u32::to_string).collect();
     let table = format!("0={}", table.join(","));
     let capacity = format!("0={}", policy.capacity);
     // On another CPU than it mirrors, what it gets is no entry of its table.
@@ -87,9 +89,9 @@ pub fn to_and_fro<'a>(
 /// A pCPU's frequency in the unit of a vCPU that mirrors a CPU of `vcpu`: unchanged on such a CPU,
 /// scaled by capacity per kHz elsewhere.
 pub fn scaled(vcpu: &Policy, pcpu: &Policy, khz: u32) -> u32 {
-    let [capacity, max, own_capacity, own_max] =
-        [pcpu.capacity, pcpu.max(), vcpu.capacity, vcpu.max()].map(u128::from);
-    let scaled = own_max * capacity * u128::from(khz) / (max * own_capacity);
+    let [capacity, reference] = [pcpu.capacity, pcpu.reference].map(u128::from);
+    let [own_capacity, own_reference] = [vcpu.capacity, vcpu.reference].map(u128::from);
+    let scaled = own_reference * capacity * u128::from(khz) / (reference * own_capacity);
     u32::try_from(scaled).unwrap_or(u32::MAX)
 }
 

@@ -27,6 +27,7 @@ use serde_json::Value;
 #[cfg(feature = "scenarios")]
 use serde_json::json;
 
+use crate::harness::boost;
 use crate::harness::fair_server;
 use crate::harness::plan::Plan;
 #[cfg(feature = "scenarios")]
@@ -34,8 +35,11 @@ use crate::harness::uclamp;
 
 /// Carries out a scenario by name.
 pub fn run(name: &str, plan: &Plan) -> Result<Value> {
-    match fair_server::scenario_without(name) {
-        Some(name) => fair_server::without(|| scenario(name, plan)),
+    if let Some(name) = fair_server::scenario_without(name) {
+        return fair_server::without(|| run(name, plan));
+    }
+    match boost::scenario_with(name) {
+        Some(name) => boost::with(|| scenario(name, plan)),
         None => scenario(name, plan),
     }
 }

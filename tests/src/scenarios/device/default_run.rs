@@ -70,7 +70,8 @@ fn follows(policies: &[Policy], path: &[&str]) -> Result<Value> {
     let (mut compared, mut wrong) = (0, Vec::new());
     for policy in policies {
         move_to(&vm, policy.cpu())?;
-        for khz in policy.opps.iter().chain(policy.opps.iter().rev()) {
+        let possible: Vec<u32> = policy.possible().collect();
+        for khz in possible.iter().chain(possible.iter().rev()) {
             sysfs::write(format!("{}/scaling_setspeed", policy.path), khz)?;
             let_ticks_pass();
             let read = cur_perf(&mut vm, base, 0)?;

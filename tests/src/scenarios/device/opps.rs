@@ -245,7 +245,7 @@ const TICK_US: u64 = 500;
 fn ticks_of_period(policy: &Policy, khz: u32) -> usize {
     const HOST_TICK_US: u64 = 4_000;
     let work = HOST_TICK_US * u64::from(policy.capacity) * u64::from(khz);
-    let per_tick_us = (work / 1024 / u64::from(policy.max().max(1))).max(1);
+    let per_tick_us = (work / 1024 / u64::from(policy.reference.max(1))).max(1);
     usize::try_from(1024_u64.div_ceil(per_tick_us)).unwrap_or(usize::MAX) + 1
 }
 

@@ -102,7 +102,7 @@ pub fn guest(_plan: &Plan) -> Result<Value> {
 
 /// The share of full speed that a policy's CPUs deliver at an OPP.
 fn share(policy: &Policy, khz: u32) -> f64 {
-    f64::from(policy.capacity) * f64::from(khz) / (1024.0 * f64::from(policy.max()))
+    f64::from(policy.capacity) * f64::from(khz) / (1024.0 * f64::from(policy.reference))
 }
 
 /// Waits until no CPU has been seen busy for 3 s: the boot leaves work behind.

@@ -210,6 +210,8 @@ mod tests {
             cpus: vec![2],
             opps: vec![300, 600],
             capacity: 1024,
+            reference: 600,
+            limit: 600,
         };
         let mut order = EntryOrder::default();
         for line in lines {
