@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promises, on each board of `lab/topologies`, with boost on and off:
+//! - The guest has all OPPs of its CPUs, those for boost too, with their powers.
+//! - Its capacities are those that Linux computes for the board, within 1.
+//! - A request brings the CPU to the requested OPP.
+//! - Clusters are the board's, and CPUs share a table as they share a clock.
+#![allow(clippy::unwrap_used)]
+
+#[cfg(test)]
+#[path = "../dt/blob.rs"]
+mod blob;
+mod facts;
+mod linux;
+
+use std::collections::BTreeMap;
+
+use clap::Parser;
+use vcpufreq::cli::{Cli, Command, DtArgs};
+use vcpufreq::config::{VcpuConfig, resolve};
+use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_device::host::HostCpus;
+use vcpufreq_device::{ClampMode, Headroom, Khz, VcpuSpec, clamp};
+
+use blob::{Tree, cell, read_resolved};
+use facts::{BoardFacts, PolicyFacts};
+use linux::{LinuxCpu, boot, capacities};
+
+const CPU: &str = "sys/devices/system/cpu";
+
+/// A board as a host, and what the product makes of it.
+struct BoardGuest {
+    board: BoardFacts,
+    host: Vec<LinuxCpu>,
+    vcpus: Vec<VcpuConfig>,
+    specs: Vec<VcpuSpec>,
+    tree: Tree,
+}
+
+impl BoardGuest {
+    /// One vCPU for each CPU, that mirrors it.
+    fn new(board: BoardFacts, boost: bool) -> Self {
+        let host = boot(&board, boost);
+        let files = files(&board, &host, boost);
+        let args = arguments(host.len());
+        let cpus = HostCpus::read(&files.root());
+        let count = u32::try_from(host.len()).unwrap();
+        let vcpus = resolve::vcpus(&args.vcpus, &cpus, count).unwrap();
+        let config = resolve::device_config(&vcpus, ClampMode::Exact, Headroom::None).unwrap();
+        let blob = vcpufreq::dt::dt(&args, &files.root()).unwrap();
+        Self {
+            board,
+            host,
+            vcpus,
+            specs: config.vcpus,
+            tree: read_resolved(&blob),
+        }
+    }
+
+    /// Each CPU's policy.
+    fn policies(&self) -> Vec<PolicyFacts> {
+        let policies = self.board.policies().into_iter();
+        let each = policies.flat_map(|(_, one)| vec![one.clone(); one.cpus as usize]);
+        each.collect()
+    }
+
+    /// A CPU's node: the emulated interrupt controller takes 16 CPUs of one affinity.
+    fn node(cpu: usize) -> String {
+        format!("/cpus/cpu@{:x}", (cpu & 0xf) | ((cpu >> 4) << 8))
+    }
+
+    /// The path of a CPU's OPP table, if it has one.
+    fn table(&self, cpu: usize) -> Option<String> {
+        let path = self.tree[&Self::node(cpu)].get("operating-points-v2")?;
+        Some(String::from_utf8(path.clone()).unwrap())
+    }
+
+    /// The OPPs of a CPU: kHz, and µW if there are any.
+    fn opps(&self, cpu: usize) -> BTreeMap<u32, Option<u32>> {
+        let Some(table) = self.table(cpu) else {
+            return BTreeMap::new();
+        };
+        let children = self.tree.iter().filter(|(path, _)| {
+            path.strip_prefix(&table)
+                .is_some_and(|rest| rest.starts_with('/'))
+        });
+        let opps = children.map(|(path, node)| {
+            let hz = u64::from_be_bytes(node["opp-hz"][..].try_into().unwrap());
+            let uw = node.get("opp-microwatt");
+            let uw = uw.map(|_| cell(&self.tree, path, "opp-microwatt"));
+            (u32::try_from(hz / 1000).unwrap(), uw)
+        });
+        opps.collect()
+    }
+}
+
+/// One vCPU for each of so many CPUs.
+fn arguments(cpus: usize) -> DtArgs {
+    let mut line = ["vcpufreq", "dt", "--format=dtb", "--host-topology"]
+        .map(str::to_owned)
+        .to_vec();
+    line.push(format!("--cpus={cpus}"));
+    line.extend((0..cpus).map(|cpu| format!("--pin={cpu}={cpu}")));
+    match Cli::try_parse_from(line).unwrap().command {
+        Command::Dt(args) => *args,
+        _ => panic!("another command"),
+    }
+}
+
+fn list<T: ToString>(values: impl IntoIterator<Item = T>) -> String {
+    let words = values.into_iter().map(|value| value.to_string());
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// What Linux 7.3 shows of the host in sysfs, procfs and debugfs.
+fn files(board: &BoardFacts, host: &[LinuxCpu], boost: bool) -> FakeHost {
+    let files = FakeHost::empty();
+    let all = format!("0-{}\n", host.len() - 1);
+    for name in ["present", "possible", "online"] {
+        files.write(&format!("{CPU}/{name}"), &all);
+    }
+    files.write("proc/sys/kernel/osrelease", "7.3.4\n");
+    files.write("proc/version", "Linux version 7.3.4\n");
+    files.write(
+        &format!("{CPU}/cpufreq/boost"),
+        format!("{}\n", u8::from(boost)),
+    );
+    for (number, cpu) in host.iter().enumerate() {
+        let dir = format!("{CPU}/cpu{number}");
+        files.write(
+            &format!("{dir}/cpu_capacity"),
+            format!("{}\n", cpu.capacity),
+        );
+        files.write(
+            &format!("{dir}/topology/core_cpus_list"),
+            format!("{number}\n"),
+        );
+        files.write(&format!("{dir}/topology/package_cpus_list"), &all);
+    }
+    for cpus in board.clusters() {
+        let range = format!("{}-{}\n", cpus[0], cpus[cpus.len() - 1]);
+        for cpu in &cpus {
+            files.write(
+                &format!("{CPU}/cpu{cpu}/topology/cluster_cpus_list"),
+                &range,
+            );
+        }
+    }
+    for (first, policy) in board.policies() {
+        policy_files(&files, first, &policy, &host[first as usize]);
+    }
+    files
+}
+
+fn policy_files(files: &FakeHost, first: u32, policy: &PolicyFacts, cpu: &LinuxCpu) {
+    let cpus = list(first..first + policy.cpus);
+    let (plain, boosted) = policy.listed();
+    files.policy(first, &cpus, &list(plain), &cpu.max_khz.to_string());
+    let dir = format!("{CPU}/cpufreq/policy{first}");
+    files.write(&format!("{dir}/affected_cpus"), cpus);
+    files.write(&format!("{dir}/scaling_max_freq"), cpu.max_khz.to_string());
+    let Some(cppc) = &policy.cppc else {
+        files.write(&format!("{dir}/scaling_boost_frequencies"), list(boosted));
+        let power: Vec<_> = policy.khz().into_iter().zip(policy.uw()).collect();
+        return files.energy_model(first, "0x1", &power);
+    };
+    files.remove(&format!("{dir}/scaling_available_frequencies"));
+    files.write(&format!("{dir}/scaling_driver"), "cppc_cpufreq\n");
+    for number in first..first + policy.cpus {
+        for (name, value) in [
+            ("lowest_perf", cppc.lowest_perf),
+            ("nominal_perf", cppc.nominal_perf),
+            ("highest_perf", cppc.highest_perf),
+            ("lowest_freq", cppc.lowest_mhz),
+            ("nominal_freq", cppc.nominal_mhz),
+        ] {
+            let file = format!("{CPU}/cpu{number}/acpi_cppc/{name}");
+            files.write(&file, value.to_string());
+        }
+    }
+}
+
+/// What is wrong on any board, with its name, by this look at it.
+fn wrong(look: impl Fn(&BoardGuest) -> Vec<String>) {
+    let mut all = Vec::new();
+    let boards = BoardFacts::all();
+    assert!(boards.len() >= 15, "{}", boards.len());
+    for (name, _) in &boards {
+        for boost in [false, true] {
+            let board = BoardFacts::all()
+                .into_iter()
+                .find(|(other, _)| other == name);
+            let guest = BoardGuest::new(board.unwrap().1, boost);
+            let found = look(&guest).into_iter();
+            all.extend(found.map(|what| format!("{name}, boost {boost}: {what}")));
+        }
+    }
+    assert!(all.is_empty(), "{} wrong:\n{}", all.len(), all.join("\n"));
+}
+
+#[test]
+fn no_opp_is_missing() {
+    wrong(|guest| {
+        let mut found = Vec::new();
+        for (cpu, policy) in guest.policies().iter().enumerate() {
+            let (is, expected) = (guest.opps(cpu), policy.khz());
+            if !is.keys().eq(&expected) {
+                found.push(format!("CPU {cpu} has {:?} of {expected:?}", is.keys()));
+            } else if !is.values().flatten().eq(&policy.uw()[..expected.len()]) {
+                found.push(format!("CPU {cpu} has powers {:?}", is.values()));
+            }
+        }
+        found
+    });
+}
+
+#[test]
+fn capacities_are_what_linux_computes() {
+    wrong(|guest| {
+        let tops: Vec<u64> = guest
+            .vcpus
+            .iter()
+            .map(|vcpu| u64::from(vcpu.opps.last().unwrap().khz))
+            .collect();
+        let host = guest.host.iter().zip(&tops);
+        let expected = capacities(host.map(|(cpu, top)| (cpu.per_mhz, *top)));
+        let given = tops.iter().enumerate().map(|(cpu, top)| {
+            let per_mhz = cell(&guest.tree, &BoardGuest::node(cpu), "capacity-dmips-mhz");
+            (u64::from(per_mhz), *top)
+        });
+        let is = capacities(given);
+        let off = is.iter().zip(&expected).enumerate();
+        let off = off.filter(|(_, (is, expected))| is.abs_diff(**expected) > 1);
+        off.map(|(cpu, (is, expected))| format!("CPU {cpu} has {is}, not {expected}"))
+            .collect()
+    });
+}
+
+#[test]
+fn a_request_brings_the_cpu_to_the_opp() {
+    wrong(|guest| {
+        let mut found = Vec::new();
+        for (cpu, (host, spec)) in guest.host.iter().zip(&guest.specs).enumerate() {
+            // Without a table, so many steps of a range.
+            let steps: Vec<u64> = match host.table[..] {
+                [] => (1..=20).map(|step| host.max_khz * step / 20).collect(),
+                _ => host.table.clone(),
+            };
+            for khz in steps {
+                let asked = Khz(u32::try_from(khz).unwrap());
+                let clamp = clamp(spec, asked, ClampMode::Exact, Headroom::None).clamp;
+                let runs = host.runs_at(u64::from(clamp.min.get()));
+                let expected = khz.min(host.highest());
+                // A step of the utilization.
+                let off = match host.table[..] {
+                    [] => host.reference / host.capacity + 1,
+                    _ => 0,
+                };
+                if runs.abs_diff(expected) > off {
+                    found.push(format!("CPU {cpu} runs at {runs}, not {expected}"));
+                }
+            }
+        }
+        found
+    });
+}
+
+#[test]
+fn clusters_are_the_boards_and_tables_the_policies() {
+    wrong(|guest| {
+        let mut found = Vec::new();
+        let mut clusters = BTreeMap::<String, Vec<String>>::new();
+        for (path, node) in &guest.tree {
+            let Some(core) = path.find("/core").filter(|_| node.contains_key("cpu")) else {
+                continue;
+            };
+            let cpu = String::from_utf8(node["cpu"].clone()).unwrap();
+            clusters
+                .entry(path[..core].to_owned())
+                .or_default()
+                .push(cpu);
+        }
+        let of_board = guest.board.clusters().into_iter().map(|cpus| {
+            let nodes = cpus.into_iter().map(|cpu| BoardGuest::node(cpu as usize));
+            sorted(nodes.collect())
+        });
+        let expected = sorted(of_board.collect());
+        let is = sorted(clusters.into_values().map(sorted).collect());
+        if is != expected {
+            found.push(format!("clusters {is:?}, not {expected:?}"));
+        }
+        for (a, one) in guest.host.iter().enumerate() {
+            for (b, other) in guest.host.iter().enumerate() {
+                let share = guest.table(a).is_some() && guest.table(a) == guest.table(b);
+                if share != (one.policy == other.policy && !one.table.is_empty()) {
+                    found.push(format!("CPUs {a} and {b} share a table: {share}"));
+                }
+            }
+        }
+        found
+    });
+}
+
+fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
+    values.sort();
+    values
+}
