@@ -26,7 +26,8 @@ pub struct Cluster {
     pub cpus: Vec<u32>,
     /// Their `cpu_capacity`, 1..=1024.
     pub capacity: u16,
-    /// Its lowest and highest frequency in kHz.
+    /// Its lowest frequency in kHz, and the highest that a load can bring it to by schedutil: boost
+    /// may be above the one that its capacity refers to.
     pub khz: (u32, u32),
     /// The frequencies that it has, in kHz; empty where the driver lists none.
     pub opps_khz: Vec<u32>,
@@ -263,6 +264,7 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
             ));
         }
         let power = policy.opps.iter();
+        let reference = cpus.cpu(first).and_then(|cpu| cpu.reference_khz);
         found.push(Cluster {
             opps_khz: policy.opps.iter().map(|opp| opp.khz).collect(),
             made_up: false,
@@ -270,7 +272,7 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
             governor: policy.governor.clone(),
             capacity: cpus.cpu(first).map_or(1024, Pcpu::capacity_or_full),
             cpus: own,
-            khz: (min, max),
+            khz: (min, reference.map_or(max, |khz| max.min(khz))),
             cur_freq: root.path(dir.join("scaling_cur_freq")),
         });
     }
@@ -394,6 +396,21 @@ mod tests {
         assert_eq!(clusters[1].cpus, [2, 3]);
         assert_eq!(clusters[1].uw(2_800_000), Some(1_760_000));
         assert_eq!(clusters[0].uw(600_000), None);
+    }
+
+    #[test]
+    fn the_highest_frequency_is_one_that_schedutil_chooses() {
+        let host = host();
+        host.write("proc/sys/kernel/osrelease", "7.3.4");
+        let policy = "sys/devices/system/cpu/cpufreq/policy2";
+        host.boost(2, "3000000", true);
+        for file in ["cpuinfo_max_freq", "scaling_max_freq"] {
+            host.write(&format!("{policy}/{file}"), "3000000");
+        }
+        let (clusters, missing) = seen(&host);
+        assert!(missing.is_empty(), "{missing:?}");
+        assert_eq!(clusters[1].khz.1, 2_800_000);
+        assert_eq!(clusters[1].opps_khz.last(), Some(&3_000_000));
     }
 
     /// Four equal CPUs with CPPC, each a policy without a list of frequencies.

@@ -29,6 +29,7 @@ const BOARD_WITH_BOOST: &[&str] = &[
     "default-run",
     "default-run:boost",
     BOARD_RAMP,
+    "bench:big-ramp:--variant=host:--variant=vm+bridge:--repeats=3:--within-us=12000:boost",
 ];
 
 /// Cases of a vCPU beside other load, in each way of adding it.

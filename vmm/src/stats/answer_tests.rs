@@ -43,6 +43,7 @@ fn vm() -> Stats {
             policy: 0,
             cpus: "0,2-3".to_owned(),
             opps: opps(2, 1),
+            capped_khz: None,
         }],
     }
 }
@@ -83,6 +84,7 @@ fn the_largest_vm_is_read() {
         policy,
         cpus: "65535".to_owned(),
         opps: opps(32, u64::MAX),
+        capped_khz: Some(u32::MAX),
     });
     let largest = Stats {
         vcpus: vcpus.collect(),
