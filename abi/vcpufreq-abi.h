@@ -20,8 +20,10 @@
 #define VCPUFREQ_REG_PERF_DOMAIN	0x14	/* R  number: equal in one policy */
 #define VCPUFREQ_REG_EXTENSIONS		0x100	/* -  nothing is added below it */
 #define VCPUFREQ_REG_FEATURES		0x100	/* R  bits: what there is beyond the binding */
+#define VCPUFREQ_REG_PERF_CAP		0x108	/* R  kHz: the most that its domain can get now */
 
 #define VCPUFREQ_FEATURE_ANY_CPU	0x1	/* bit: any CPU may write any set_perf */
+#define VCPUFREQ_FEATURE_PERF_CAP	0x2	/* bit: perf_cap is known; it reads 0 without */
 
 #define VCPUFREQ_REG_WIDTH		4	/* bytes: of every register */
 #define VCPUFREQ_STRIDE			0x1000	/* bytes: from one vCPU's page to the next */

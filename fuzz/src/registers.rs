@@ -9,8 +9,8 @@ use vcpufreq_device::{MmioRegion, VcpuId};
 use crate::machine::{VCPUS, check, device, minimum};
 use crate::operations;
 
-/// The registers that the binding has, and the one of the features.
-const REGISTERS: [u64; 7] = [0x00, 0x04, 0x08, 0x0c, 0x10, 0x14, 0x100];
+/// The registers that the binding has, and those of the extensions.
+const REGISTERS: [u64; 8] = [0x00, 0x04, 0x08, 0x0c, 0x10, 0x14, 0x100, 0x108];
 /// Bytes of an access: what, where, of how many bytes, and its value.
 const ACCESS: usize = 8;
 
@@ -42,7 +42,8 @@ impl RegisterModel {
             0x08 => u32::try_from(table.len()).ok(),
             0x10 => Some(selected.and_then(|n| table.get(n)).copied().unwrap_or(0)),
             0x14 => Some(domain),
-            0x100 => Some(1),
+            0x100 => Some(3),
+            0x108 => table.last().copied(),
             _ => Some(0),
         }
     }
@@ -59,7 +60,7 @@ pub fn registers(data: &[u8]) {
             continue;
         };
         let value: [u8; 4] = value.try_into().unwrap_or_default();
-        let in_page = match REGISTERS.get(usize::from(register % 8)) {
+        let in_page = match REGISTERS.get(usize::from(register % 9)) {
             Some(known) => *known,
             None => u64::from(u32::from_le_bytes(value)),
         };

@@ -19,14 +19,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::config::{ConfigError, DeviceConfig, VcpuSpec};
+use crate::config::{ConfigError, CurPerfVisibility, DeviceConfig, VcpuSpec};
 use crate::counters::{Counter, CounterSnapshot, Counters};
 use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Limit, Monotonic};
 use crate::pages::RegisterPages;
 use crate::policy::{self, Clamp};
 use crate::ports::{Actuator, Event, Events, Source};
-use crate::regs::{FEATURE_ANY_CPU, WriteReg};
+use crate::regs::{FEATURE_ANY_CPU, FEATURE_PERF_CAP, WriteReg};
 use crate::sample_order::SampleOrder;
 use crate::units::{DomainId, Khz, VcpuId};
 use residency::{Residency, entry_of, us};
@@ -39,6 +39,8 @@ pub struct Device<A, S, E> {
     pub(crate) domains: Box<[Domain]>,
     /// For each of `domains`, how long which request was in force.
     residency: Box<[Residency]>,
+    /// For each of `domains`, the most that the host lets it have, kHz; [`NO_CAP`] without a limit.
+    caps: Box<[AtomicU32]>,
     /// Accesses to the padding behind the last page.
     outside: Counter,
     actuator: A,
@@ -49,6 +51,9 @@ pub struct Device<A, S, E> {
     clock: Time,
     limit: Option<Limit>,
 }
+
+/// Above every table.
+const NO_CAP: u32 = u32::MAX;
 
 /// The clock, which has no debug text.
 struct Time(Box<dyn Clock>);
@@ -94,6 +99,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             residency: residency::of(&config, clock.0.now_ns()),
             vcpus: vcpus.collect(),
             domains: numbers.iter().copied().map(Domain::new).collect(),
+            caps: numbers.iter().map(|_| AtomicU32::new(NO_CAP)).collect(),
             limit: config
                 .rate_limit
                 .map(|limit| Limit::new(limit, numbers.len())),
@@ -133,10 +139,12 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     /// What it has beyond the registers of the binding.
     pub(crate) fn features(&self) -> u32 {
-        match self.actuator.serves_any_vcpu() {
-            true => FEATURE_ANY_CPU,
-            false => 0,
-        }
+        let any_cpu = self.actuator.serves_any_vcpu();
+        let perf_cap = self.config.visibility != CurPerfVisibility::Request;
+        [(any_cpu, FEATURE_ANY_CPU), (perf_cap, FEATURE_PERF_CAP)]
+            .into_iter()
+            .filter(|(has, _)| *has)
+            .fold(0, |all, (_, feature)| all | feature)
     }
 
     /// Where its frequencies come from.

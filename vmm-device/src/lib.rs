@@ -75,7 +75,7 @@ pub use histogram::{HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot};
 pub use limit::{Clock, Monotonic, Pace, RateLimit, VM_DOMAINS};
 pub use mmio::MmioRegion;
 pub use pages::{PageMemory, PagesError, RegisterPages};
-pub use policy::{Clamp, Decision, PcpuPerf, clamp, nearest_entry, performance};
+pub use policy::{Clamp, Decision, PcpuPerf, cap, clamp, entry_within, nearest_entry, performance};
 pub use ports::{ActuateError, Actuator, Event, Events, NoEvents, Source, SourceError};
 pub use regs::*;
 pub use state::{CheckedState, DeviceState, RequestState, StateError, VcpuState};

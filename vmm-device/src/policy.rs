@@ -86,6 +86,19 @@ pub fn nearest_entry(spec: &VcpuSpec, khz: Khz) -> Khz {
     nearest.copied().unwrap_or(khz)
 }
 
+/// The highest entry of the table of `spec` within `khz`; the lowest, if none is. A table of one
+/// entry has no steps: `khz` as it is.
+#[must_use]
+pub fn entry_within(spec: &VcpuSpec, khz: Khz) -> Khz {
+    match spec.table.entries() {
+        [] | [_] => khz,
+        entries @ [lowest, ..] => {
+            let above = entries.partition_point(|entry| *entry <= khz);
+            *above.checked_sub(1).map_or(lowest, |last| &entries[last])
+        }
+    }
+}
+
 /// The clamp of a request for `asked` by a vCPU like `spec`.
 ///
 /// `util = floor(capacity * perf / reference)`: floor, because the host rounds the frequency up to
@@ -138,4 +151,21 @@ pub fn performance(spec: &VcpuSpec, pcpu: &PcpuPerf) -> Option<Khz> {
     let per = u128::from(pcpu.reference.0) * u128::from(spec.capacity.get());
     let khz = have.checked_div(per)?;
     Some(Khz(u32::try_from(khz).unwrap_or(u32::MAX).max(1)))
+}
+
+/// The most that a vCPU like `spec` can get now on the `pcpus` that it may be on, if a limit takes
+/// something from it: each pCPU is given with the highest frequency that it may have now.
+///
+/// A vCPU that reaches its maximum on one of them has no cap, whatever the others are.
+#[must_use]
+pub fn cap(spec: &VcpuSpec, pcpus: &[PcpuPerf]) -> Option<Khz> {
+    let best = |khz: fn(&PcpuPerf) -> Khz| {
+        let of_each = pcpus.iter().filter_map(|pcpu| {
+            let khz = khz(pcpu);
+            performance(spec, &PcpuPerf { khz, ..*pcpu })
+        });
+        of_each.max()
+    };
+    let (now, unlimited) = (best(|pcpu| pcpu.khz)?, best(|pcpu| pcpu.khz_max)?);
+    (now < unlimited.min(spec.table.max())).then_some(now)
 }

@@ -34,11 +34,15 @@ pub const REG_PERFTBL_RD: u64 = 0x10;
 pub const REG_PERF_DOMAIN: u64 = 0x14;
 /// R, bits: what there is beyond the registers above.
 pub const REG_FEATURES: u64 = 0x100;
+/// R, kHz: the most that its domain can get now; 0 if that isn't known.
+pub const REG_PERF_CAP: u64 = 0x108;
 
 /// Extensions have their registers from here on; below it nothing is ever added.
 pub const REG_EXTENSIONS: u64 = 0x100;
 /// Of `REG_FEATURES`: a vCPU of any domain may write `REG_SET_PERF` of any page.
 pub const FEATURE_ANY_CPU: u32 = 1;
+/// Of `REG_FEATURES`: `REG_PERF_CAP` is known.
+pub const FEATURE_PERF_CAP: u32 = 2;
 
 /// Size in bytes of the region of a device with `vcpus` vCPUs: a multiple of 64 KiB, so that no
 /// host page holds anything else.
@@ -60,6 +64,8 @@ pub enum ReadReg {
     PerfDomain,
     /// [`REG_FEATURES`]
     Features,
+    /// [`REG_PERF_CAP`]
+    PerfCap,
 }
 
 /// Registers that can be written.
@@ -71,12 +77,13 @@ pub enum WriteReg {
     PerftblSel,
 }
 
-const READABLE: [(u64, ReadReg); 5] = [
+const READABLE: [(u64, ReadReg); 6] = [
     (REG_CUR_PERF, ReadReg::CurPerf),
     (REG_PERFTBL_LEN, ReadReg::PerftblLen),
     (REG_PERFTBL_RD, ReadReg::PerftblRd),
     (REG_PERF_DOMAIN, ReadReg::PerfDomain),
     (REG_FEATURES, ReadReg::Features),
+    (REG_PERF_CAP, ReadReg::PerfCap),
 ];
 
 const WRITABLE: [(u64, WriteReg); 2] = [
@@ -100,6 +107,7 @@ impl ReadReg {
             Self::PerftblRd => REG_PERFTBL_RD,
             Self::PerfDomain => REG_PERF_DOMAIN,
             Self::Features => REG_FEATURES,
+            Self::PerfCap => REG_PERF_CAP,
         }
     }
 }

@@ -94,7 +94,8 @@ fn each_offset_in_each_width_is_a_register_or_illegal() {
         (REG_PERFTBL_LEN, 1),
         (REG_PERFTBL_RD, 5),
         (REG_PERF_DOMAIN, 0),
-        (REG_FEATURES, 0),
+        (REG_FEATURES, FEATURE_PERF_CAP),
+        (REG_PERF_CAP, 5),
     ]);
     let config = DeviceConfig::new(vec![spec(1024, 5)]);
     let device = Device::new(config, NullActuator, FixedSource::default(), NoEvents);

@@ -137,12 +137,73 @@ fn pages_show_the_registers_and_nothing_else() {
             .map(|i| word(&memory, vcpu, 4 * i))
             .collect();
         assert_eq!(page[..6], [1_800_000, 0, 3, 0, 600_000, domain]);
-        let features = usize::try_from(REG_FEATURES / 4).unwrap();
-        assert_eq!(page[features], FEATURE_ANY_CPU);
-        let rest = page[6..features].iter().chain(&page[features + 1..]);
+        let [features, cap] =
+            [REG_FEATURES, REG_PERF_CAP].map(|at| usize::try_from(at / 4).unwrap());
+        assert_eq!(page[features], FEATURE_ANY_CPU | FEATURE_PERF_CAP);
+        assert_eq!(page[cap], 1_800_000);
+        let others = (0..)
+            .zip(&page[6..])
+            .filter(|(i, _)| ![features, cap].contains(&(i + 6)));
+        let rest = others.map(|(_, word)| word);
         assert!(rest.copied().all(|word| word == 0));
     }
     assert!(memory[3 * 1024..].iter().all(|w| w.load(SeqCst) == 0));
+}
+
+/// perf_cap of each vCPU, by exit and in the page.
+fn caps(bench: &Bench, memory: &[AtomicU32]) -> [u32; 3] {
+    [0, 1, 2].map(|vcpu| {
+        let read = bench.device.read(VcpuId(vcpu), ReadReg::PerfCap);
+        assert_eq!(word(memory, vcpu.into(), REG_PERF_CAP), read);
+        read
+    })
+}
+
+#[test]
+fn a_cap_is_seen_by_its_domain_until_it_goes() {
+    let bench = bench(CurPerfVisibility::Exact, None);
+    let memory = bench.attach();
+    let max = TABLE[2];
+    for (cap, shown) in [
+        (Some(900_001), 900_001),
+        (Some(max), max),
+        (Some(max + 1), max),
+        (Some(u32::MAX), max),
+        // 0 would be unknown.
+        (Some(0), 1),
+        (None, max),
+    ] {
+        bench.device.set_cap(DomainId(0), cap.map(Khz));
+        assert_eq!(caps(&bench, &memory), [shown, shown, max], "{cap:?}");
+    }
+    bench.device.set_cap(DomainId(5), Some(Khz(7)));
+    assert_eq!(caps(&bench, &memory), [max, max, 7]);
+    // Of the host, not of the guest.
+    bench.device.reset();
+    bench.device.set_cap(DomainId(1), Some(Khz(9)));
+    assert_eq!(caps(&bench, &memory), [max, max, 7]);
+}
+
+#[test]
+fn a_cap_shows_no_more_than_cur_perf_does() {
+    let by_table = bench(CurPerfVisibility::Table, None);
+    let memory = by_table.attach();
+    for (cap, shown) in [
+        (1, TABLE[0]),
+        (1_199_999, TABLE[0]),
+        (1_200_000, TABLE[1]),
+        (1_799_999, TABLE[1]),
+        (u32::MAX, TABLE[2]),
+    ] {
+        by_table.device.set_cap(DomainId(0), Some(Khz(cap)));
+        assert_eq!(caps(&by_table, &memory)[0], shown, "{cap}");
+    }
+    let hidden = bench(CurPerfVisibility::Request, None);
+    let memory = hidden.attach();
+    hidden.device.set_cap(DomainId(0), Some(Khz(TABLE[0])));
+    assert_eq!(caps(&hidden, &memory), [0; 3]);
+    let features = hidden.device.read(VcpuId(0), ReadReg::Features);
+    assert_eq!(features, FEATURE_ANY_CPU);
 }
 
 #[test]
@@ -428,7 +489,7 @@ impl Actuator for Own {
 }
 
 #[test]
-fn a_device_whose_actuator_serves_its_own_alone_has_no_features() {
+fn a_device_whose_actuator_serves_its_own_alone_says_so() {
     let read = |actuator: Arc<dyn Actuator>| {
         let (config, source) = (
             config(CurPerfVisibility::Exact, None),
@@ -437,9 +498,9 @@ fn a_device_whose_actuator_serves_its_own_alone_has_no_features() {
         let device = Device::new(config, actuator, source, NoEvents).unwrap();
         device.read(VcpuId(0), ReadReg::Features)
     };
-    assert_eq!(read(Arc::new(Own)), 0);
+    assert_eq!(read(Arc::new(Own)), FEATURE_PERF_CAP);
     let any: Arc<RecordingActuator> = Arc::default();
-    assert_eq!(read(any), FEATURE_ANY_CPU);
+    assert_eq!(read(any), FEATURE_ANY_CPU | FEATURE_PERF_CAP);
 }
 
 #[test]

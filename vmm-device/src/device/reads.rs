@@ -6,14 +6,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Device, Vcpu};
+use super::{Device, NO_CAP, Vcpu};
 use crate::config::{CurPerfVisibility, VcpuSpec};
-use crate::domain::Request;
+use crate::domain::{Domain, Request};
 use crate::pages::{PagesError, RegisterPages};
 use crate::policy;
 use crate::ports::{Actuator, Event, Events, Source, SourceError};
 use crate::regs::ReadReg;
-use crate::units::{Khz, VcpuId};
+use crate::units::{DomainId, Khz, VcpuId};
 
 impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// Reads a register of `vcpu`; 0 when there is no such vCPU. May make one host call, for
@@ -32,6 +32,35 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                 .map_or(0, |khz| khz.0),
             ReadReg::PerfDomain => spec.domain.0,
             ReadReg::Features => self.features(),
+            ReadReg::PerfCap => self.perf_cap(spec, page),
+        }
+    }
+
+    /// The most that the vCPU's domain can get now, as far as the guest is to know.
+    fn perf_cap(&self, spec: &VcpuSpec, page: &Vcpu) -> u32 {
+        let cap = self.caps.get(page.domain);
+        let cap = cap.map_or(NO_CAP, |cap| cap.load(Relaxed));
+        let cap = Khz(cap).min(spec.table.max());
+        match self.config.visibility {
+            CurPerfVisibility::Exact => cap.0,
+            CurPerfVisibility::Table => policy::entry_within(spec, cap).0,
+            CurPerfVisibility::Request => 0,
+        }
+    }
+
+    /// From now on, the host lets the vCPUs of a domain have `cap` at most, on the scale of their
+    /// table; `None`: as much as their maximum. Does nothing when there is no such domain.
+    pub fn set_cap(&self, domain: DomainId, cap: Option<Khz>) {
+        let Ok(index) = self.domains.binary_search_by_key(&domain, Domain::id) else {
+            return;
+        };
+        // A guest takes 0 for unknown.
+        let khz = cap.map_or(NO_CAP, |cap| cap.0.max(1));
+        self.caps[index].store(khz, Relaxed);
+        for (vcpu, page) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
+            if page.domain == index {
+                self.show(vcpu, ReadReg::PerfCap, self.read(vcpu, ReadReg::PerfCap));
+            }
         }
     }
 
@@ -95,14 +124,19 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// Shows everything that a guest can read.
     pub(crate) fn show_all(&self) {
         for (vcpu, _) in (0..=u16::MAX).map(VcpuId).zip(&self.config.vcpus) {
-            self.show_constants(vcpu);
+            self.show_given(vcpu);
             self.show_memory(vcpu);
         }
     }
 
-    /// Shows what never changes in the page of `vcpu`.
-    pub(crate) fn show_constants(&self, vcpu: VcpuId) {
-        for reg in [ReadReg::PerftblLen, ReadReg::PerfDomain, ReadReg::Features] {
+    /// Shows what no access changes in the page of `vcpu`.
+    pub(crate) fn show_given(&self, vcpu: VcpuId) {
+        for reg in [
+            ReadReg::PerftblLen,
+            ReadReg::PerfDomain,
+            ReadReg::Features,
+            ReadReg::PerfCap,
+        ] {
             self.show(vcpu, reg, self.read(vcpu, reg));
         }
     }

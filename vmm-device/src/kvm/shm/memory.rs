@@ -23,7 +23,7 @@ use super::layout;
 use crate::host::memory_file;
 use crate::kvm::offload::SlotMemory;
 use crate::regs::{REG_WIDTH, region_size};
-use crate::{DeviceConfig, PageMemory, PerfTable, REG_CUR_PERF, Util, VcpuId};
+use crate::{DeviceConfig, PageMemory, PerfTable, REG_CUR_PERF, REG_PERF_CAP, Util, VcpuId};
 
 /// Seals that keep the size of a file.
 const SIZE_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -161,10 +161,12 @@ impl SharedMemory {
         word.map_or(0, |word| u32::from_le(word.load(Relaxed)))
     }
 
-    /// Marks cur_perf of all vCPUs: the server ends.
+    /// Marks cur_perf and perf_cap of all vCPUs: the server ends.
     pub fn say_gone(&self) {
         for vcpu in (0..self.vcpus).map(VcpuId) {
-            self.store(layout::word(vcpu, REG_CUR_PERF), layout::GONE);
+            for register in [REG_CUR_PERF, REG_PERF_CAP] {
+                self.store(layout::word(vcpu, register), layout::GONE);
+            }
         }
     }
 
@@ -288,7 +290,7 @@ mod tests {
         memory.words()[(0x1000 + 4) / 4].store(700, Relaxed);
         assert_eq!(memory.requested(VcpuId(1)), 700);
         memory.say_gone();
-        assert_eq!(word(&memory, page), u32::MAX);
+        assert_eq!([0, 0x108].map(|at| word(&memory, page + at)), [u32::MAX; 2]);
     }
 
     #[test]

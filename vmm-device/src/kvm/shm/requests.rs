@@ -183,7 +183,7 @@ impl ShmRequests {
         let left = self.left();
         self.memory.tell_again();
         for vcpu in (0..self.memory.vcpus()).map(VcpuId) {
-            device.show_constants(vcpu);
+            device.show_given(vcpu);
         }
         for request in left {
             self.carry_out(request, device);
