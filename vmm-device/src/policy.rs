@@ -153,19 +153,19 @@ pub fn performance(spec: &VcpuSpec, pcpu: &PcpuPerf) -> Option<Khz> {
     Some(Khz(u32::try_from(khz).unwrap_or(u32::MAX).max(1)))
 }
 
-/// The most that a vCPU like `spec` can get now on the `pcpus` that it may be on, if a limit takes
-/// something from it: each pCPU is given with the highest frequency that it may have now.
+/// The most that a vCPU like `spec` can get now on the pCPUs that it may be on, if a limit takes
+/// something from it: `now` has each at the highest frequency that it may have now, `unlimited` at
+/// the highest one that it has, with boost.
 ///
 /// A vCPU that reaches its maximum on one of them has no cap, whatever the others are.
 #[must_use]
-pub fn cap(spec: &VcpuSpec, pcpus: &[PcpuPerf]) -> Option<Khz> {
-    let best = |khz: fn(&PcpuPerf) -> Khz| {
-        let of_each = pcpus.iter().filter_map(|pcpu| {
-            let khz = khz(pcpu);
-            performance(spec, &PcpuPerf { khz, ..*pcpu })
-        });
-        of_each.max()
+pub fn cap(spec: &VcpuSpec, now: &[PcpuPerf], unlimited: &[PcpuPerf]) -> Option<Khz> {
+    let best = |pcpus: &[PcpuPerf]| {
+        pcpus
+            .iter()
+            .filter_map(|pcpu| performance(spec, pcpu))
+            .max()
     };
-    let (now, unlimited) = (best(|pcpu| pcpu.khz)?, best(|pcpu| pcpu.khz_max)?);
+    let (now, unlimited) = (best(now)?, best(unlimited)?);
     (now < unlimited.min(spec.table.max())).then_some(now)
 }

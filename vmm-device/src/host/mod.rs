@@ -65,7 +65,8 @@ pub(crate) use root::CPUS;
 pub use root::{HostRoot, version_of};
 pub use source::{PcpuCapacity, SourceSetupError, SysfsSource};
 pub use sys::{
-    SchedAttr, Tid, is_within, memory_file, monotonic_ns, pin, stay_off, thread_cpu_time,
+    SchedAttr, Tid, affinity_of, is_within, memory_file, monotonic_ns, pin, stay_off,
+    thread_cpu_time,
 };
 pub use thread_actuator::{
     NEEDS_UCLAMP, ThreadActuator, clamp_current_thread_to_zero, uclamp_available,

@@ -333,7 +333,10 @@ fn affinity(tid: i32) -> io::Result<[u64; CPU_WORDS]> {
 }
 
 /// The pCPUs that thread `tid` may run on.
-pub(super) fn affinity_of(tid: Tid) -> io::Result<CpuList> {
+///
+/// # Errors
+/// ESRCH when there is no such thread.
+pub fn affinity_of(tid: Tid) -> io::Result<CpuList> {
     let set = affinity(tid.get())?;
     let bits = (0..).zip(set).flat_map(|(word, bits)| {
         let set = (0..u64::BITS).filter(move |bit| (bits >> bit) & 1 == 1);

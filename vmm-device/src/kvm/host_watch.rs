@@ -9,20 +9,16 @@
 //! that CPU is back. A look reads one open file for each policy and makes one system call for each
 //! pinned vCPU.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 
 use crate::VcpuId;
-use crate::host::{CPUS, CpuList, HostRoot, Tid, is_within, pin, policies};
+use crate::host::{CpuList, HostRoot, Tid, is_within, pin, policies};
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::event_stats::{EventStats, HostChange};
+use crate::kvm::policy_attribute::PolicyAttribute;
 
 /// The governor under which frequencies follow clamps.
 const SCHEDUTIL: &str = "schedutil";
-/// Longer than any governor's name (CPUFREQ_NAME_LEN, 16) with its line feed.
-const NAME_LEN: usize = 32;
 
 /// What is looked at.
 #[derive(Debug)]
@@ -35,8 +31,7 @@ pub struct HostWatch {
 struct Governor {
     policy: u32,
     cpus: CpuList,
-    path: PathBuf,
-    file: Option<File>,
+    name: PolicyAttribute,
     schedutil: bool,
 }
 
@@ -99,22 +94,18 @@ impl HostWatch {
 
 impl Governor {
     fn new(host: &HostRoot, policy: u32, cpus: CpuList) -> Self {
-        let path = format!("{CPUS}/cpufreq/policy{policy}/scaling_governor");
         Self {
             policy,
             cpus,
-            path: host.path(path),
-            file: None,
+            name: PolicyAttribute::of(host, policy, "scaling_governor"),
             schedutil: true,
         }
     }
 
     fn look(&mut self) -> Option<(HostChange, String)> {
-        let mut name = [0; NAME_LEN];
         // Unreadable while the policy has no CPU online.
-        let len = self.read(&mut name).ok()?;
-        let name = String::from_utf8_lossy(&name[..len]);
-        let schedutil = name.trim() == SCHEDUTIL;
+        let name = self.name.text().ok()?;
+        let schedutil = name == SCHEDUTIL;
         if std::mem::replace(&mut self.schedutil, schedutil) == schedutil {
             return None;
         }
@@ -123,27 +114,12 @@ impl Governor {
         let text = match schedutil {
             true => format!("{of} is under schedutil again: its frequency follows requests"),
             false => format!(
-                "{of} is under the governor {}: its frequency doesn't follow requests; write \
+                "{of} is under the governor {name}: its frequency doesn't follow requests; write \
                  {SCHEDUTIL} to {}",
-                name.trim(),
-                self.path.display()
+                self.name.path().display()
             ),
         };
         Some((HostChange::Governor { policy, schedutil }, text))
-    }
-
-    fn read(&mut self, name: &mut [u8]) -> io::Result<usize> {
-        let file = match &self.file {
-            Some(file) => file,
-            None => self.file.insert(File::open(&self.path)?),
-        };
-        let read = file.read_at(name, 0);
-        if read.is_err() {
-            // The file of a driver that has gone stays unreadable: the next look
-            // opens the one of its successor.
-            self.file = None;
-        }
-        read
     }
 }
 

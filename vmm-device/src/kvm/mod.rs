@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! Bridge ─▶ backend, path ioeventfd or exit ─▶ KvmOffload ─▶ KvmVm: a memory slot, ioeventfds
-//!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings
+//!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings, caps
 //! ```
 //!
 //! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls` it is `FreeSlot`) and [`Diagnostics`],
@@ -16,6 +16,7 @@
 
 mod bridge;
 pub mod budget;
+mod cap_watch;
 mod confinement;
 mod diagnostics;
 mod error;
@@ -32,6 +33,7 @@ mod mmio_device;
 mod offload;
 mod page_mapping;
 mod pcpu_load;
+mod policy_attribute;
 pub mod shm;
 
 pub use bridge::{

@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use crate::MmioRegion;
 use crate::kvm::{
-    diagnostics::Diagnostics, error::PathError, host_watch::HostWatch, hotplug::Hotplug,
-    maintenance::MaintenanceThread, mmio_device::MmioDevice, offload::KvmOffload,
+    cap_watch::CapWatch, diagnostics::Diagnostics, error::PathError, host_watch::HostWatch,
+    hotplug::Hotplug, maintenance::MaintenanceThread, mmio_device::MmioDevice, offload::KvmOffload,
 };
 pub use backend::{Backend, Offered, RunningBackend};
 pub use config::BridgeConfig;
@@ -65,6 +65,7 @@ impl Bridge {
         let offload = inner.start_best(backends, size)?;
         let mut watch = HostWatch::of_host(&config.pins, device.actuator().clamps(), host);
         let watched = inner.clone();
+        let mut caps = CapWatch::of_host(&config.pins, host);
         let look = move || {
             watched.follow_pcpus(&hotplug.look());
             for vcpu in watched.device.actuator().look_at_policies() {
@@ -75,6 +76,11 @@ impl Bridge {
             }
             let (stats, diagnostics) = (watched.device.events(), &*watched.diagnostics);
             watch.look(stats, diagnostics, |vcpu| watched.thread(vcpu));
+            let (device, thread) = (&watched.device, |vcpu| watched.thread(vcpu));
+            let found = caps.look(&device.config().vcpus, &device.source().pcpus(), thread);
+            for (domain, cap) in found {
+                device.set_cap(domain, cap);
+            }
         };
         Ok(Self {
             maintenance: MaintenanceThread::start(
