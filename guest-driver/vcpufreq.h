@@ -9,6 +9,7 @@
  * vcpufreq_probe.c     reads what the host tells, and checks all of it
  * vcpufreq_core.c      the cpufreq driver: requests to the host
  * vcpufreq_scale.c     frequency invariance: what the host gives, each tick
+ * vcpufreq_cap.c       a policy's maximum: what the host allows now
  * vcpufreq_capacity.c  CPU capacities from a device that gives them
  * vcpufreq_em.c        energy model from the device tree's OPPs, or the device
  */
@@ -18,7 +19,11 @@
 #include <linux/cpufreq.h>
 #include <linux/cpumask.h>
 #include <linux/io.h>
+#include <linux/jiffies.h>
+#include <linux/mutex.h>
+#include <linux/pm_qos.h>
 #include <linux/types.h>
+#include <linux/workqueue.h>
 
 #include "vcpufreq-shm.h"
 
@@ -36,6 +41,7 @@ struct vcpufreq;
  * @cpus:	possible CPUs with this number; they form one cpufreq policy
  * @has_opps:	the CPUs' OPPs were added from the device tree
  * @has_power:	the device gives the power of each level
+ * @cap:	the host's limit on the policy's maximum
  * @em_usable:	those OPPs agree with @table, or there are none and the device
  *		gives power, so an energy model can be made
  * @table:	performance levels in kHz, rising, closed by CPUFREQ_TABLE_END
@@ -49,6 +55,7 @@ struct vcpufreq_domain {
 	bool has_opps;
 	bool has_power;
 	bool em_usable;
+	struct freq_qos_request cap;
 	struct cpufreq_frequency_table table[VCPUFREQ_PERFTBL_MAX + 1];
 	u32 power[VCPUFREQ_PERFTBL_MAX];
 };
@@ -69,12 +76,44 @@ struct vcpufreq_io {
 	resource_size_t size;
 };
 
+/* How often the caps are looked at, while a CPU has ticks. */
+#define VCPUFREQ_CAPS_INTERVAL	(HZ / 4)
+
+/**
+ * struct vcpufreq_caps - what looks at the caps of all domains
+ * @vf:		the device that has them
+ * @due:	when the next look is due, in jiffies
+ * @queue:	where it is done: not on isolated CPUs, nor during suspend
+ * @look:	the look
+ * @lock:	protects each domain's @cap
+ */
+struct vcpufreq_caps {
+	const struct vcpufreq *vf;
+	unsigned long due;
+	struct workqueue_struct *queue;
+	struct work_struct look;
+	struct mutex lock;
+};
+
+/* With interrupts off, in a tick: what a look does may sleep. */
+static inline void vcpufreq_caps_tick(struct vcpufreq_caps *caps)
+{
+	if (time_before(jiffies, READ_ONCE(caps->due)))
+		return;
+
+	/* Of CPUs that come here at once, one queues it. */
+	WRITE_ONCE(caps->due, jiffies + VCPUFREQ_CAPS_INTERVAL);
+	queue_work(caps->queue, &caps->look);
+}
+
 /**
  * struct vcpufreq - one device, as found by a way of attaching
  * @dev:	where messages and allocations go
  * @io:		its registers
  * @any_cpu:	a CPU may ask for a domain that it isn't of
+ * @has_caps:	the device tells what the host allows now
  * @capacity_set: the CPUs' capacities are those of @capacity
+ * @caps:	what looks at that; NULL if it doesn't
  * @capacity:	of each possible CPU, 1 to SCHED_CAPACITY_SCALE, by CPU number;
  *		NULL if the device doesn't give them
  * @driver:	the cpufreq driver registered for this device
@@ -84,7 +123,9 @@ struct vcpufreq {
 	struct device *dev;
 	struct vcpufreq_io io;
 	bool any_cpu;
+	bool has_caps;
 	bool capacity_set;
+	struct vcpufreq_caps *caps;
 	u32 *capacity;
 	struct cpufreq_driver driver;
 	struct vcpufreq_domain **domain;
@@ -156,12 +197,25 @@ int vcpufreq_read_host(struct vcpufreq *vf);
 void vcpufreq_scale_start(const struct vcpufreq_domain *domain);
 void vcpufreq_scale_stop(const struct vcpufreq_domain *domain);
 
+int vcpufreq_caps_init(struct vcpufreq *vf);
+void vcpufreq_caps_exit(struct vcpufreq *vf);
+void vcpufreq_cap_start(struct vcpufreq_domain *domain,
+			struct cpufreq_policy *policy);
+void vcpufreq_cap_stop(struct vcpufreq_domain *domain);
+
 void vcpufreq_capacity_set(struct vcpufreq *vf);
 void vcpufreq_capacity_restore(struct vcpufreq *vf);
 #else
 /* As on x86: the architecture alone sets how fast and how big a CPU is. */
 static inline void vcpufreq_scale_start(const struct vcpufreq_domain *domain) {}
 static inline void vcpufreq_scale_stop(const struct vcpufreq_domain *domain) {}
+
+/* Nor does its scheduler know what a lower maximum takes from a CPU. */
+static inline int vcpufreq_caps_init(struct vcpufreq *vf) { return 0; }
+static inline void vcpufreq_caps_exit(struct vcpufreq *vf) {}
+static inline void vcpufreq_cap_start(struct vcpufreq_domain *domain,
+				      struct cpufreq_policy *policy) {}
+static inline void vcpufreq_cap_stop(struct vcpufreq_domain *domain) {}
 
 static inline void vcpufreq_capacity_set(struct vcpufreq *vf) {}
 static inline void vcpufreq_capacity_restore(struct vcpufreq *vf) {}

@@ -165,6 +165,7 @@ static int vcpufreq_init(struct cpufreq_policy *policy)
 		return ret;
 
 	vcpufreq_em_init(domain);
+	vcpufreq_cap_start(domain, policy);
 	vcpufreq_scale_start(domain);
 
 	return 0;
@@ -175,6 +176,7 @@ static void vcpufreq_exit(struct cpufreq_policy *policy)
 	struct vcpufreq_domain *domain = policy->driver_data;
 
 	vcpufreq_scale_stop(domain);
+	vcpufreq_cap_stop(domain);
 	vcpufreq_em_exit(domain);
 }
 
@@ -266,14 +268,20 @@ struct vcpufreq *vcpufreq_register(struct device *dev,
 	if (ret)
 		return ERR_PTR(ret);
 
+	ret = vcpufreq_caps_init(vf);
+	if (ret)
+		return ERR_PTR(ret);
+
 	/* Energy models are made of them when the policies are. */
 	vcpufreq_capacity_set(vf);
 
 	vf->driver = vcpufreq_driver;
 	vf->driver.driver_data = vf;
 	ret = cpufreq_register_driver(&vf->driver);
-	if (ret)
+	if (ret) {
 		vcpufreq_capacity_restore(vf);
+		vcpufreq_caps_exit(vf);
+	}
 	if (ret == -EEXIST)
 		return dev_err_ptr_probe(dev, ret, "the cpufreq driver %s is in use\n",
 					 cpufreq_get_current_driver() ?: "(gone)");
@@ -299,6 +307,7 @@ void vcpufreq_unregister(struct vcpufreq *vf)
 {
 	cpufreq_unregister_driver(&vf->driver);
 	vcpufreq_capacity_restore(vf);
+	vcpufreq_caps_exit(vf);
 }
 
 MODULE_DESCRIPTION("Guest driver of the vcpufreq bridge");

@@ -215,6 +215,7 @@ static int vcpufreq_read_cpu(struct vcpufreq *vf, unsigned int cpu)
 int vcpufreq_read_host(struct vcpufreq *vf)
 {
 	unsigned int cpu;
+	u32 features;
 	int ret;
 
 	ret = vcpufreq_check_size(vf);
@@ -233,8 +234,9 @@ int vcpufreq_read_host(struct vcpufreq *vf)
 	}
 
 	/* Equal in all pages; 0 on a host that knows nothing of it. */
-	vf->any_cpu = vcpufreq_read(vf, 0, VCPUFREQ_REG_FEATURES) &
-		      VCPUFREQ_FEATURE_ANY_CPU;
+	features = vcpufreq_read(vf, 0, VCPUFREQ_REG_FEATURES);
+	vf->any_cpu = features & VCPUFREQ_FEATURE_ANY_CPU;
+	vf->has_caps = features & VCPUFREQ_FEATURE_PERF_CAP;
 
 	return vcpufreq_read_capacities(vf);
 }

@@ -15,6 +15,7 @@
 #include <linux/math64.h>
 #include <linux/percpu.h>
 #include <linux/sched.h>
+#include <linux/sched/isolation.h>
 
 #include "vcpufreq.h"
 
@@ -25,11 +26,14 @@
  * struct vcpufreq_scale - what the tick needs to know about its CPU
  * @vf:		the device to ask
  * @perf_max:	highest performance of this CPU, kHz, above 0
+ * @caps:	what looks at the host's caps; NULL on an isolated CPU, whose ticks
+ *		are its tasks', or without
  * @factor:	SCHED_CAPACITY_SCALE / @perf_max, so that nothing is divided
  *		in the tick; rounded up, so that @perf_max gives full scale
  */
 struct vcpufreq_scale {
 	const struct vcpufreq *vf;
+	struct vcpufreq_caps *caps;
 	u32 perf_max;
 	u64 factor;
 };
@@ -48,6 +52,9 @@ static void vcpufreq_scale_tick(void)
 	u32 perf = vcpufreq_read(s->vf, smp_processor_id(),
 				 VCPUFREQ_REG_CUR_PERF);
 	u64 scale;
+
+	if (s->caps)
+		vcpufreq_caps_tick(s->caps);
 
 	/* The host doesn't know: its last value is the best guess. */
 	if (!perf)
@@ -87,6 +94,8 @@ void vcpufreq_scale_start(const struct vcpufreq_domain *domain)
 		struct vcpufreq_scale *s = per_cpu_ptr(&vcpufreq_scale, cpu);
 
 		s->vf = domain->vf;
+		s->caps = housekeeping_test_cpu(cpu, HK_TYPE_DOMAIN) ?
+			  domain->vf->caps : NULL;
 		s->perf_max = perf_max;
 		s->factor = vcpufreq_factor(perf_max);
 	}

@@ -5,7 +5,7 @@
 What has to hold: a host whose registers make no sense is refused, with a
 message that says which check failed; requests reach the register of the
 policy's CPU with every governor; the scheduler sees the speed that cur_perf
-tells; hotplug, suspend and removal withdraw requests and leave the system as it
+tells; a policy's maximum is what the host allows; hotplug, suspend and removal withdraw requests and leave the system as it
 was; a second load works; an energy model is there if and only if the device
 tree's OPPs are the host's levels.
 
@@ -28,8 +28,8 @@ from guest import (CPUS, CUR_PERF, PERF_DOMAIN, PERFTBL_LEN, PERFTBL_RD, REGS_BA
                    STRIDE, Guest)
 
 FAKE = "/sys/module/vcpufreq_fakehost/parameters"
-# VCPUFREQ_FEATURE_ANY_CPU
-ANY_CPU = 1
+# VCPUFREQ_FEATURE_...
+ANY_CPU, PERF_CAP = 1, 2
 
 # Page, bytes of the region, registers of each CPU, the driver's message.
 # A register that isn't given is 0, but perf_domain is the CPU's number.
@@ -231,7 +231,7 @@ def tables_and_domains(args):
                True)
         expect_said(expect_calm(guest),
                     "domain 0: CPU0 has 3 performance levels, CPU1 has 2")
-        for features in (0, 0, ANY_CPU):
+        for features in (0, 0, ANY_CPU | PERF_CAP):
             guest.run(f"busybox insmod /vcpufreq_fakehost.ko {table} domain=0,0,1 "
                       f"cur_khz=2000000,2000000,2000000 features={features}")
             two_policies(guest)
@@ -239,7 +239,8 @@ def tables_and_domains(args):
             domain_hotplug(guest)
             moved_tasks(guest)
             outside = fake(guest, "asked_outside")[0]
-            expect("written from outside of the domain", outside > 0, features == ANY_CPU)
+            expect("written from outside of the domain", outside > 0, features & ANY_CPU > 0)
+            caps(guest, features & PERF_CAP > 0)
             guest.run("busybox rmmod vcpufreq_fakehost")
             expect_calm(guest)
 
@@ -303,6 +304,37 @@ def domain_hotplug(guest):
     expect("withdrawn", fake(guest, "asked_khz")[2], 0)
     guest.run("echo 1 > /sys/devices/system/cpu/cpu2/online")
     expect("renewed", fake(guest, "asked_khz")[2] > 0, True)
+
+
+def caps(guest, known):
+    """What the host allows the first policy at most is its maximum, and its requests keep to it."""
+    governor(guest, 0, "performance")
+
+    def capped(cap, level):
+        guest.run(f"echo {cap},{cap},0 > {FAKE}/cap_khz")
+        until(f"{level} kHz asked under a cap of {cap}", lambda: asked_after_ticks() == level)
+        maxima = guest.run(f"busybox cat {CPUFREQ}/policy*/scaling_max_freq").split()
+        expect("maxima", maxima, [str(level), str(MAX)])
+
+    def asked_after_ticks():
+        # Of a CPU that isn't capped.
+        busy(guest, 2)
+        return fake(guest, "asked_khz")[0]
+
+    if not known:
+        guest.run(f"echo 600000,600000,0 > {FAKE}/cap_khz; busybox sleep 0.3")
+        expect("asked on a host without caps", asked_after_ticks(), MAX)
+        return
+    # A level is asked for; 0, and what is above the table, is no cap.
+    for cap, level in [(1_500_000, 1_000_000), (1, 600_000), (0, MAX), (600_000, 600_000),
+                       (2**32 - 1, MAX)]:
+        capped(cap, level)
+    # A user's own limit stays.
+    guest.run(f"echo 1000000 > {CPUFREQ}/policy0/scaling_max_freq")
+    capped(600_000, 600_000)
+    capped(0, 1_000_000)
+    # The driver is removed under a cap.
+    capped(600_000, 600_000)
 
 
 TESTS = [

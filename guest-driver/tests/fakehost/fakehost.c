@@ -24,6 +24,7 @@ static void fakehost_write(u32 value, void __iomem *addr);
 
 #include "../../vcpufreq_probe.c"
 #include "../../vcpufreq_scale.c"
+#include "../../vcpufreq_cap.c"
 #include "../../vcpufreq_capacity.c"
 #include "../../vcpufreq_em.c"
 #include "../../vcpufreq_core.c"
@@ -47,6 +48,10 @@ MODULE_PARM_DESC(domain, "domain of each CPU");
 static unsigned int cur_khz[FAKE_CPUS];
 module_param_array(cur_khz, uint, NULL, 0644);
 MODULE_PARM_DESC(cur_khz, "what the host gives each CPU");
+
+static unsigned int cap_khz[FAKE_CPUS];
+module_param_array(cap_khz, uint, NULL, 0644);
+MODULE_PARM_DESC(cap_khz, "what the host allows each CPU");
 
 static unsigned int asked_khz[FAKE_CPUS];
 module_param_array(asked_khz, uint, NULL, 0444);
@@ -89,6 +94,8 @@ static u32 fakehost_read(const void __iomem *addr)
 		return domain[cpu];
 	case VCPUFREQ_REG_FEATURES:
 		return features;
+	case VCPUFREQ_REG_PERF_CAP:
+		return READ_ONCE(cap_khz[cpu]);
 	}
 
 	return 0;
