@@ -14,14 +14,14 @@ use crate::{
 };
 
 /// The caps of one test.
-pub(super) struct CapWatch<'a> {
+pub(super) struct RunCapWatch<'a> {
     look: &'a dyn Look,
     cpus: &'a CpuList,
     seen: Vec<FrequencyCap>,
     throttled_before: u64,
 }
 
-impl<'a> CapWatch<'a> {
+impl<'a> RunCapWatch<'a> {
     /// From now on.
     pub(super) fn start(look: &'a dyn Look, cpus: &'a CpuList) -> Self {
         let mut watch = Self {
@@ -100,8 +100,8 @@ mod tests {
         cap("2000", "0");
         let host = KernelHost::at(dir.path());
         let cpus: CpuList = "3".parse().expect("CPUs");
-        assert_eq!(CapWatch::start(&host, &cpus).end(), RunCaps::default());
-        let mut watch = CapWatch::start(&host, &cpus);
+        assert_eq!(RunCapWatch::start(&host, &cpus).end(), RunCaps::default());
+        let mut watch = RunCapWatch::start(&host, &cpus);
         for (khz, state) in [("1500", "1"), ("1000", "0"), ("1500", "1")] {
             cap(khz, state);
             watch.look_again();
@@ -115,6 +115,6 @@ mod tests {
                     scaling_max_freq";
         assert_eq!(lines, [line]);
         let of_0: CpuList = "0".parse().expect("CPUs");
-        assert_eq!(CapWatch::start(&host, &of_0).end(), RunCaps::default());
+        assert_eq!(RunCapWatch::start(&host, &of_0).end(), RunCaps::default());
     }
 }

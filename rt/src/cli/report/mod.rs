@@ -21,7 +21,7 @@ use crate::{
 
 pub use args::ReportArgs;
 use args::WantedHost;
-use cap_watch::CapWatch;
+use cap_watch::RunCapWatch;
 use running::{Ending, ReportProcesses};
 use shell::Shell;
 
@@ -154,7 +154,7 @@ impl ReportSession<'_> {
     /// The test beside each load.
     fn runs(&self, place: TestPlace, test: &Test, run: &ScriptRun) -> anyhow::Result<Vec<TestRun>> {
         let one = |&load: &TestLoad| {
-            let mut watch = CapWatch::start(self.host, &self.wanted.cpus);
+            let mut watch = RunCapWatch::start(self.host, &self.wanted.cpus);
             let text = run(load, &mut || watch.look_again())?;
             let held = watch.end();
             let latencies = measure::parse(&text, test)?;
