@@ -229,7 +229,7 @@ const HINT: Trap = Trap {
 const BOOST: Trap = Trap {
     name: "boost",
     cause: "boost frequencies are on",
-    effect: "a pCPU may run above the guest's highest OPP, depending on heat",
+    effect: "the highest OPPs depend on heat; unlisted ones are above the guest's",
     change: "echo 0 > {}",
     place: "/sys/devices/system/cpu/cpufreq/boost",
     kernel: "driver-dependent",
