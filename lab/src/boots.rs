@@ -75,8 +75,8 @@ const BOOTS: &[Boot] = &[
     ),
     boot(Long, 140, "2+2", &["demo", "memory", "fallbacks:start"]),
     Boot {
-        sampled: &["no-dip:fifo", "unpinned", "guest-facts:stolen"],
-        ..boot(Long, 80, "2+2", &[])
+        sampled: &["no-dip:fifo", "unpinned", "guest-facts:stolen", "caps"],
+        ..boot(Long, 120, "2+2", &[])
     },
     Boot {
         path: Some("ioeventfd"),
@@ -157,9 +157,9 @@ const BOOTS: &[Boot] = &[
         ..boot(Long, 220, "2+2", &["flood"])
     },
     Boot {
-        sampled: &["no-dip:fifo"],
+        sampled: &["no-dip:fifo", "caps"],
         path: Some("exit"),
-        ..boot(Long, 260, "2+2", &["flood", "no-dip"])
+        ..boot(Long, 300, "2+2", &["flood", "no-dip"])
     },
     Boot {
         sampled: &["opps-floor", "speed", "speed-guest"],
@@ -175,8 +175,9 @@ const BOOTS: &[Boot] = &[
         )
     },
     Boot {
+        sampled: &["caps"],
         path: Some("shm"),
-        ..boot(Long, 190, "2+2", &["no-exit", "opps-exact", "two-guests"])
+        ..boot(Long, 230, "2+2", &["no-exit", "opps-exact", "two-guests"])
     },
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {

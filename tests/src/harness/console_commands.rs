@@ -112,6 +112,12 @@ impl Deeds {
                 .context("no such load")?
                 .turns()
                 .to_string()),
+            // Nanoseconds on each CPU.
+            ["places", name] => {
+                let places = self.loads.get(*name).context("no such load")?.places();
+                let places: Vec<_> = places.iter().map(u64::to_string).collect();
+                Ok(places.join(" "))
+            }
             ["stop", name] => {
                 let load = self.loads.remove(*name).context("no such load")?;
                 Ok(load.stop()?.to_string())
@@ -125,6 +131,10 @@ impl Deeds {
     fn start(&mut self, name: &str, words: &[&str]) -> Result<String> {
         let load = match words {
             ["busy", cpu] => Load::busy(cpu.parse()?),
+            ["roaming", turns, nap_us] => {
+                let nap = Duration::from_micros(nap_us.parse()?);
+                Load::roaming(turns.parse()?, nap)
+            }
             ["periodic", cpu, period_us, busy_us] => {
                 let us = |word: &str| Ok::<_, anyhow::Error>(Duration::from_micros(word.parse()?));
                 Load::periodic(cpu.parse()?, us(period_us)?, us(busy_us)?)

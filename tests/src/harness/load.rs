@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Loads, the same on host and guest: a busy loop, a periodic one, a fixed
-//! amount of work, and a flood of register writes.
+//! amount of work, one that goes from CPU to CPU, and a flood of register writes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 pub use vcpufreq_load::work::pin_to;
@@ -19,8 +19,13 @@ use vcpufreq_load::work::{CHUNK, spin};
 pub struct Load {
     stop: Arc<AtomicBool>,
     turns: Arc<AtomicU64>,
+    /// Nanoseconds on each CPU, of a load that may be on any.
+    places: Arc<Places>,
     thread: Option<JoinHandle<Result<()>>>,
 }
+
+/// By CPU number.
+type Places = [AtomicU64; 64];
 
 impl Load {
     /// Keeps a CPU busy.
@@ -71,6 +76,36 @@ impl Load {
         })
     }
 
+    /// Works off `turns`, sleeps for `nap`, and again, wherever the scheduler has it.
+    pub fn roaming(turns: u64, nap: Duration) -> Self {
+        let places: Arc<Places> = Arc::new([const { AtomicU64::new(0) }; 64]);
+        let its_places = Arc::clone(&places);
+        let work = move |stop: &AtomicBool, all: &AtomicU64| {
+            while !stop.load(Ordering::Relaxed) {
+                for _ in 0..turns / CHUNK {
+                    let start = Instant::now();
+                    spin(CHUNK);
+                    let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    let place = sched_getcpu().ok().and_then(|cpu| its_places.get(cpu));
+                    place
+                        .into_iter()
+                        .for_each(|place| _ = place.fetch_add(ns, Ordering::Relaxed));
+                    all.fetch_add(CHUNK, Ordering::Relaxed);
+                }
+                std::thread::sleep(nap);
+            }
+        };
+        let mut load = Self::start_first(unpin, work);
+        load.places = places;
+        load
+    }
+
+    /// Nanoseconds on each CPU so far.
+    pub fn places(&self) -> Vec<u64> {
+        let places = self.places.iter();
+        places.map(|ns| ns.load(Ordering::Relaxed)).collect()
+    }
+
     /// Calls `turn` as fast as it goes; the one that disturbs.
     pub fn repeat(cpu: u32, mut turn: impl FnMut() + Send + 'static) -> Self {
         Self::start(cpu, move |stop, turns| {
@@ -90,11 +125,21 @@ impl Load {
         first: impl FnOnce() -> Result<()> + Send + 'static,
         work: impl FnOnce(&AtomicBool, &AtomicU64) + Send + 'static,
     ) -> Self {
+        let first = move || {
+            pin(cpu)?;
+            first()
+        };
+        Self::start_first(first, work)
+    }
+
+    fn start_first(
+        first: impl FnOnce() -> Result<()> + Send + 'static,
+        work: impl FnOnce(&AtomicBool, &AtomicU64) + Send + 'static,
+    ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let turns = Arc::new(AtomicU64::new(0));
         let (its_stop, its_turns) = (Arc::clone(&stop), Arc::clone(&turns));
         let thread = std::thread::spawn(move || {
-            pin(cpu)?;
             first()?;
             work(&its_stop, &its_turns);
             Ok(())
@@ -102,6 +147,7 @@ impl Load {
         Self {
             stop,
             turns,
+            places: Arc::new([const { AtomicU64::new(0) }; 64]),
             thread: Some(thread),
         }
     }

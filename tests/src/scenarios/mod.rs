@@ -78,6 +78,7 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "thread-actuator" => device::thread_actuator::run(plan),
         "domain" => device::domain::run(plan),
         "domain:both" => device::domain::both(plan),
+        "caps" => device::caps::run(plan),
         "default-run" => device::default_run::run(plan),
         "hotplug" => device::hotplug::run(plan),
         "unpinned" => paths::unpinned::run(plan),

@@ -6,6 +6,8 @@ pub mod bad_input;
 #[cfg(feature = "scenarios")]
 pub mod basics;
 #[cfg(feature = "scenarios")]
+pub mod caps;
+#[cfg(feature = "scenarios")]
 pub mod default_run;
 pub mod demo;
 #[cfg(feature = "scenarios")]
