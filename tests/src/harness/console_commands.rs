@@ -106,26 +106,25 @@ impl Deeds {
                 Ok(load::timed_work(turns.parse()?).to_string())
             }
             ["start", name, rest @ ..] => self.start(name, rest),
-            ["turns", name] => Ok(self
-                .loads
-                .get(*name)
-                .context("no such load")?
-                .turns()
-                .to_string()),
-            // Nanoseconds on each CPU.
-            ["places", name] => {
-                let places = self.loads.get(*name).context("no such load")?.places();
-                let places: Vec<_> = places.iter().map(u64::to_string).collect();
-                Ok(places.join(" "))
-            }
-            ["stop", name] => {
-                let load = self.loads.remove(*name).context("no such load")?;
-                Ok(load.stop()?.to_string())
-            }
+            [verb @ ("turns" | "places" | "stop"), name] => self.of_load(verb, name),
             ["dmesg", pattern] => Ok(dmesg(pattern)?),
             ["reports"] => reports(),
             _ => bail!("not understood: '{line}'"),
         }
+    }
+
+    /// What a running load has done: its turns, or its nanoseconds on each CPU; or its end.
+    fn of_load(&mut self, verb: &str, name: &str) -> Result<String> {
+        if verb == "stop" {
+            let load = self.loads.remove(name).context("no such load")?;
+            return Ok(load.stop()?.to_string());
+        }
+        let load = self.loads.get(name).context("no such load")?;
+        if verb == "turns" {
+            return Ok(load.turns().to_string());
+        }
+        let places: Vec<_> = load.places().iter().map(u64::to_string).collect();
+        Ok(places.join(" "))
     }
 
     fn start(&mut self, name: &str, words: &[&str]) -> Result<String> {
