@@ -17,7 +17,7 @@ pub const MOST_BYTES: usize = 4 << 20;
 /// An answer isn't a VMM's. The text has nothing of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BadAnswer {
-    /// It goes on behind [`MOST_BYTES`].
+    /// It has more bytes than the largest VM needs.
     #[error("it has more than {MOST_BYTES} bytes")]
     TooLong,
     /// It is no JSON, or has other fields.
