@@ -61,7 +61,7 @@ class Guest:
     """Boots on entry; the emulator has ended when the block is left."""
 
     def __init__(self, kernel, modules, folder, nodes, memories=(), machine=ARM64,
-                 limit_s=300):
+                 limit_s=1800):
         self.kernel, self.modules, self.nodes = kernel, modules, nodes
         self.machine = machine
         self.memories = memories
