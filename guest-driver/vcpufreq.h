@@ -92,7 +92,7 @@ struct vcpufreq_caps {
 	unsigned long due;
 	struct workqueue_struct *queue;
 	struct work_struct look;
-	struct mutex lock;
+	struct mutex lock; /* of each domain's @cap */
 };
 
 /* With interrupts off, in a tick: what a look does may sleep. */
