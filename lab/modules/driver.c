@@ -13,6 +13,7 @@
 #include <linux/cpufreq.h>
 #include <linux/math64.h>
 #include <linux/module.h>
+#include <linux/of.h>
 #include <linux/pm_opp.h>
 #include <linux/slab.h>
 
@@ -275,17 +276,27 @@ static struct cpufreq_driver lab_driver = {
 	.get		= lab_get,
 	.target_index	= lab_target_index,
 	.fast_switch	= lab_fast_switch,
-#ifndef LAB_OLD_KERNEL	/* there the driver has to set the limit, too */
-	.set_boost	= lab_set_boost,
-#endif
 	.register_em	= cpufreq_register_em_with_opp,
 	.attr		= lab_attrs,
 };
+
+/* Only a board with boost has a switch for it. */
+static void __init lab_boost_init(void)
+{
+#ifndef LAB_OLD_KERNEL	/* there the driver has to set the limit, too */
+	struct device_node *turbo = of_find_node_with_property(NULL, "turbo-mode");
+
+	if (turbo)
+		lab_driver.set_boost = lab_set_boost;
+	of_node_put(turbo);
+#endif
+}
 
 static int __init lab_module_init(void)
 {
 	int ret;
 
+	lab_boost_init();
 	ret = lab_energy_init();
 	if (ret)
 		return ret;

@@ -31,6 +31,10 @@ impl Policy {
         let mut policies = Vec::new();
         for entry in std::fs::read_dir(sysfs::CPUFREQ)? {
             let path = entry?.path().display().to_string();
+            // The switch of boost is beside them.
+            if !path.contains("/policy") {
+                continue;
+            }
             let cpus = sysfs::numbers(format!("{path}/related_cpus"))?;
             let mut opps = sysfs::numbers(format!("{path}/scaling_available_frequencies"))?;
             let reference = opps.iter().copied().max().context("no frequencies")?;
