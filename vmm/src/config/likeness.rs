@@ -121,7 +121,7 @@ fn own_tables(vcpus: &[VcpuConfig]) -> CpuList {
     own.map(|(number, _)| number).collect()
 }
 
-/// No CPU that Linux runs on is slower: who gives such a maximum means MHz.
+/// No CPU that Linux runs on is slower: a maximum below this is one in MHz.
 const SLOWEST_KHZ: u32 = 10_000;
 
 /// Which vCPUs have a maximum that looks like MHz.
