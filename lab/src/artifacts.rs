@@ -3,8 +3,9 @@
 //! arm64, and kernel modules for host and guest.
 
 use std::path::{Path, PathBuf};
+use std::thread;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
 use crate::cache::{Cache, key};
 use crate::cross;
@@ -85,13 +86,25 @@ impl Artifacts {
         let root = Root::prepare(&cache, repo, for_use)?;
         KnownVersions::read(repo)?.greet(&root)?;
         out::taken(root.taken()?);
-        let programs = cross::build(&cache, &root, repo, for_use)?;
+        // The last crates compile one after the other, so the modules have a CPU meanwhile.
+        let (programs, modules) = thread::scope(|scope| {
+            let modules = scope.spawn(|| -> Result<()> {
+                let kernel = Kernel::find(&root, Flavor::Standard)?;
+                for source in [HOST_MODULES, HOST_MODULE, GUEST_MODULES] {
+                    kernel.modules(&cache, &root, repo, &source)?;
+                }
+                Ok(())
+            });
+            let programs = cross::build(&cache, &root, repo, for_use);
+            (programs, modules.join())
+        });
+        modules.map_err(|_| anyhow!("building the modules panicked"))??;
         Ok(Self {
+            programs: programs?,
             cache,
             root,
             for_use,
             repo: repo.to_path_buf(),
-            programs,
         })
     }
 
