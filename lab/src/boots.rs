@@ -36,7 +36,7 @@ const BOARD_WITH_BOOST: &[&str] = &[
 const CONTENDED: &str = "bench:contended.new25:contended.new50:contended.new75:contended.woken25:contended.woken50:contended.woken75:contended.part50:contended.guest50:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx";
 
 /// What is tried, a host a row. Short is what finds most defects soonest: this project's driver by
-/// each path on `2+2`, a default run, a real-time host's settings, the BPF programs, systemd. Long
+/// each path on `2+2`, a default run, a real-time host's settings, the BPF programs. Long
 /// is the rest: floods, kills, the bench's bounds, and other kernels, drivers and topologies.
 const BOOTS: &[Boot] = &[
     boot(
@@ -67,13 +67,13 @@ const BOOTS: &[Boot] = &[
         ],
     ),
     // The path that the VMM chooses is the best one; the others are forced.
+    boot(Short, 230, "2+2", &["no-exit", "stats", "attach"]),
     boot(
-        Short,
-        150,
+        Long,
+        210,
         "2+2",
-        &["no-exit", "stats", "attach", "fallbacks"],
+        &["demo", "memory", "fallbacks", "fallbacks:start"],
     ),
-    boot(Long, 140, "2+2", &["demo", "memory", "fallbacks:start"]),
     Boot {
         sampled: &["no-dip:fifo", "unpinned", "guest-facts:stolen", "caps"],
         ..boot(Long, 120, "2+2", &[])
@@ -127,7 +127,7 @@ const BOOTS: &[Boot] = &[
         ..boot(Long, 70, "2+2", &["rt-settings:kills"])
     },
     // Its init system is systemd.
-    boot(Short, 60, "2+2", &["systemd"]),
+    boot(Long, 200, "2+2", &["systemd"]),
     // Its host has stock QEMU.
     Boot {
         vmm: GuestVmm::Qemu,

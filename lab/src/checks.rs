@@ -93,13 +93,15 @@ fn warnings(text: &str) -> usize {
     lines.filter(|line| !line.contains(" generated ")).count()
 }
 
-/// The crates' own tests. A test that prints `SKIP: reason` is a skipped one.
-pub fn crates(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
+/// The crates' own tests: those marked `#[ignore]`, which take long, or the others. A test that prints
+/// `SKIP: reason` is a skipped one.
+pub fn crates(artifacts: &Artifacts, repo: &Path, ignored: bool) -> Result<Vec<Tried>> {
     let step = Step::start("tests of the crates");
     let mut test = machine_cargo();
     test.args(["test", "--workspace", "--locked", "--no-fail-fast"])
         .args(HOST_FEATURES)
         .args(["--", "--show-output"])
+        .args(ignored.then_some("--ignored"))
         .current_dir(repo)
         // The device tree's tests compile and check it with these.
         .env("VCPUFREQ_LAB_ROOT", artifacts.root.dir())
@@ -111,6 +113,8 @@ pub fn crates(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let (held, text) = child_output::cargo(&mut test, &step)?;
     step.done();
     let mut tried = parse(&text);
+    // In the set that they are not of, they are not there at all.
+    tried.retain(|one| one.verdict != Verdict::Skipped(IGNORED.to_owned()));
     let failed = tried
         .iter()
         .any(|one| matches!(one.verdict, Verdict::Failed(_)));
@@ -122,6 +126,9 @@ pub fn crates(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     println!("         {} tests of the crates", tried.len());
     Ok(tried)
 }
+
+/// How the test harness begins the result of a test that it was told to ignore; a reason may follow.
+const IGNORED: &str = "ignored";
 
 /// Reads what the test harness printed: `test NAME ... ok`, and the output
 /// of each test under `---- NAME stdout ----`.
@@ -135,7 +142,7 @@ fn parse(text: &str) -> Vec<Tried> {
         {
             let verdict = match result {
                 "ok" => Verdict::Passed,
-                "ignored" => Verdict::Skipped("ignored".to_owned()),
+                ignored if ignored.starts_with(IGNORED) => Verdict::Skipped(IGNORED.to_owned()),
                 other => Verdict::Failed(other.to_owned()),
             };
             tried.push(Tried {
@@ -173,12 +180,13 @@ mod tests {
     #[test]
     fn outcomes_are_told_apart() {
         let text = "test a::one ... ok\ntest a::two ... FAILED\ntest three ... ok\n\
-                    successes:\n---- three stdout ----\nSKIP: no KVM\n";
+                    test four ... ignored, takes long\nsuccesses:\n---- three stdout ----\nSKIP: no KVM\n";
         let verdicts: Vec<Verdict> = parse(text).into_iter().map(|one| one.verdict).collect();
         let expected = [
             Verdict::Passed,
             Verdict::Failed("FAILED".into()),
             Verdict::Skipped("no KVM".into()),
+            Verdict::Skipped(IGNORED.into()),
         ];
         assert_eq!(verdicts, expected);
     }

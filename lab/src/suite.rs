@@ -33,8 +33,10 @@ use crate::{shell_check, tools};
 pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) -> Result<bool> {
     let started = Instant::now();
     let mut tried = Vec::new();
-    if set == Short && later_us.is_none() {
-        tried.extend(checks(artifacts, repo)?);
+    match set {
+        Short if later_us.is_none() => tried.extend(checks(artifacts, repo)?),
+        Long if later_us.is_none() => tried.extend(checks::crates(artifacts, repo, true)?),
+        _ => (),
     }
     let boots = boots::of(set);
     let (of_boots, results) = boot_all(artifacts, repo, &boots, later_us.unwrap_or(0));
@@ -56,7 +58,7 @@ fn checks(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     std::thread::scope(|scope| {
         let of_c = scope.spawn(|| c_checks::all(artifacts, repo));
         let mut tried = checks::sources(artifacts, repo)?;
-        tried.extend(checks::crates(artifacts, repo)?);
+        tried.extend(checks::crates(artifacts, repo, false)?);
         let of_c = of_c.join();
         tried.extend(of_c.map_err(|_| anyhow!("a panic in the checks of the C code"))??);
         Ok(tried)

@@ -94,6 +94,7 @@ fn check(folder: &Path) {
 }
 
 #[test]
+#[ignore = "compiles every crate anew: make test-long"]
 fn the_packaged_crates_compile_and_the_library_runs_its_example() {
     let dir = tempfile::tempdir().expect("a folder");
     let at = dir.path().to_str().expect("UTF-8");
