@@ -26,8 +26,10 @@ const MEM_MIB: u32 = 2048;
 const MEM_FOR_1_GIB_PAGE_MIB: u32 = 4096;
 
 /// The host's kernel stays at its address. A panic ends the run: it reboots, and the emulator's
-/// -no-reboot makes the reboot an end.
-const CMDLINE: &str = "nokaslr panic=-1 rdinit=/init";
+/// -no-reboot makes the reboot an end. Debian's certificates, of which nothing is verified here, are
+/// a third of a kernel's boot.
+const CMDLINE: &str =
+    "nokaslr panic=-1 initcall_blacklist=load_system_certificate_list rdinit=/init";
 
 /// For kernels with checks of their own: without this SLUB keeps pointers to what it has given away,
 /// in lists per CPU, where kmemleak finds them. Modules of KUnit run their tests when they are loaded.

@@ -45,6 +45,9 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     }))
 }
 
+/// What the kernel prints at its boot takes an exit for each character: once is enough.
+const QUIET: [&str; 2] = ["--cmdline", "console=ttyS0 quiet"];
+
 /// A guest with these options and no others.
 fn bare(vcpus: usize, options: &[String]) -> Result<Vm> {
     let setup = Setup {
@@ -64,8 +67,9 @@ fn bare(vcpus: usize, options: &[String]) -> Result<Vm> {
 /// and down, and compares cur_perf with what docs/design.md makes of it.
 fn follows(policies: &[Policy], path: &[&str]) -> Result<Value> {
     let (_, like) = last_of(policies)?;
-    let options: Vec<_> = path.iter().map(|word| (*word).to_owned()).collect();
-    let mut vm = bare(1, &options)?;
+    let quiet: &[&str] = if path.is_empty() { &[] } else { &QUIET };
+    let options = path.iter().chain(quiet).map(|word| (*word).to_owned());
+    let mut vm = bare(1, &options.collect::<Vec<_>>())?;
     let base = registers(&mut vm)?;
     let (mut compared, mut wrong) = (0, Vec::new());
     for policy in policies {
@@ -97,7 +101,8 @@ fn follows(policies: &[Policy], path: &[&str]) -> Result<Value> {
 /// With nothing but a pin for each vCPU they have their pCPUs' tables and domains; with
 /// `--host-topology=false` they have none.
 fn mirrors(policies: &[Policy]) -> Result<Value> {
-    let mut options = vec!["--cpus".to_owned(), policies.len().to_string()];
+    let mut options: Vec<String> = QUIET.map(str::to_owned).into();
+    options.extend(["--cpus".to_owned(), policies.len().to_string()]);
     for (vcpu, pcpu) in first_cpus(policies).iter().enumerate() {
         options.extend(["--pin".to_owned(), format!("{vcpu}={pcpu}")]);
     }

@@ -19,6 +19,7 @@ use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::systemctl::systemctl;
 use crate::harness::vm::{BOOT, Vm};
+use crate::harness::vmm::CMDLINE;
 use crate::harness::wait::{SOON, settled};
 
 const UNIT: &str = "vcpufreq@lab.service";
@@ -121,7 +122,7 @@ fn write_unit(pcpus: &[u32], lines: &str) -> Result<()> {
     fs::write(OUTPUT, "")?;
     let mut config = format!(
         "kernel = \"/lab/guest-kernel\"\ninitrd = \"/lab/guest-initramfs\"\nmem = \"256M\"\n\
-         cmdline = \"console=ttyS0 quiet nokaslr panic=-1 iomem=relaxed rdinit=/init\"\n\
+         cmdline = \"console=ttyS0 {CMDLINE}\"\n\
          host-topology = true\ncpus = {}\n",
         pcpus.len()
     );

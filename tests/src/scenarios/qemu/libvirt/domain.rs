@@ -12,7 +12,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
 use crate::harness::systemctl::systemctl;
-use crate::harness::vmm::{INITRD, KERNEL, QEMU};
+use crate::harness::vmm::{CMDLINE, INITRD, KERNEL, QEMU};
 
 /// libvirt's user for QEMU.
 const USER: &str = "libvirt-qemu";
@@ -104,7 +104,7 @@ impl LibvirtDomain {
     <type arch='aarch64' machine='virt'>hvm</type>
     <kernel>{KERNEL}</kernel>
     <initrd>{INITRD}</initrd>
-    <cmdline>console=ttyAMA0 quiet nokaslr panic=-1 iomem=relaxed rdinit=/init</cmdline>
+    <cmdline>console=ttyAMA0 {CMDLINE}</cmdline>
     <dtb>{TREE}</dtb>
   </os>
   <features><gic version='3'/></features>
