@@ -3,11 +3,17 @@
 //! prints SKIP on one without.
 #![cfg(feature = "host")]
 
+use std::env;
 use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::process::{self, Child, Command};
 use std::sync::mpsc;
 use std::thread;
 
-use vcpufreq_device::host::{SchedAttr, ThreadActuator, Tid, uclamp_available};
+use vcpufreq_device::host::{
+    HostRoot, HostThread, SchedAttr, ThreadActuator, Tid, uclamp_available,
+};
 use vcpufreq_device::*;
 
 const DOMAIN: DomainId = DomainId(5);
@@ -118,13 +124,17 @@ fn all_threads_of_a_domain_and_no_others_are_clamped() {
     });
 }
 
-#[test]
-fn a_thread_that_ended_is_refused() {
-    let tid = thread::spawn(Tid::current).join().unwrap();
-    // A join returns a little before the kernel has let go of the thread.
+/// A join returns a little before the kernel has let go of the thread.
+fn until_gone(tid: Tid) {
     while fs::exists(format!("/proc/self/task/{tid}")).unwrap() {
         thread::yield_now();
     }
+}
+
+#[test]
+fn a_thread_that_ended_is_refused() {
+    let tid = thread::spawn(Tid::current).join().unwrap();
+    until_gone(tid);
     let actuator = ThreadActuator::new(&[DOMAIN]);
     assert!(actuator.register_thread(VcpuId(0), tid).is_err());
     let refused = actuator.apply(DOMAIN, clamp(1, 2));
@@ -137,6 +147,97 @@ fn a_thread_that_ended_is_refused() {
             errno
         })
     );
+}
+
+const NUMBER_TAKEN: &str = "another_thread_with_the_number_of_an_ended_one_is_left_alone";
+/// Set in the process that runs that test with process numbers of its own.
+const OWN_NUMBERS: &str = "VCPUFREQ_OWN_NUMBERS";
+
+#[test]
+fn another_thread_with_the_number_of_an_ended_one_is_left_alone() {
+    if env::var_os(OWN_NUMBERS).is_some() {
+        return take_the_number();
+    }
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    let user: &[_] = if is_root {
+        &[]
+    } else {
+        &["--user", "--map-root-user"]
+    };
+    let within = || {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        unshare.args(user);
+        unshare
+    };
+    let next = within().args(["test", "-e", LAST_NUMBER]).status();
+    if !next.is_ok_and(|status| status.success()) {
+        return println!("SKIP: no namespace here in which the next process number can be chosen");
+    }
+    let test = within()
+        .arg(env::current_exe().unwrap())
+        .args(["--exact", NUMBER_TAKEN, "--nocapture"])
+        .env(OWN_NUMBERS, "1")
+        .output()
+        .unwrap();
+    let said = [test.stdout, test.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(test.status.success(), "{}", said.concat());
+    assert!(said[0].contains("1 passed"), "{}", said.concat());
+}
+
+/// The number before the next that the kernel gives out.
+const LAST_NUMBER: &str = "/proc/sys/kernel/ns_last_pid";
+
+/// A process that has the number of a thread that has ended. The kernel frees the number a little after
+/// the thread has gone.
+fn process_with(tid: Tid) -> Child {
+    for _ in 0..1000 {
+        fs::write(LAST_NUMBER, (tid.get() - 1).to_string()).unwrap();
+        let mut other = Command::new("sleep").arg("60").spawn().unwrap();
+        if i32::try_from(other.id()) == Ok(tid.get()) {
+            return other;
+        }
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+    panic!("no process gets the number {tid}");
+}
+
+/// A thread of this process, which stands for a VMM, ends, and another process gets its number.
+fn take_the_number() {
+    let host = HostRoot::default();
+    let actuator = ThreadActuator::new(&[DOMAIN]).for_process(&host, process::id());
+    let mut registered = None;
+    with_thread(|tid| {
+        // Without uclamp it's refused, and registered all the same.
+        let _ = actuator.register_thread(VcpuId(0), tid);
+        let thread = HostThread::of_process(&host, process::id(), tid).unwrap();
+        assert_eq!(thread.tid().unwrap(), tid);
+        registered = Some((tid, thread));
+    });
+    let (tid, thread) = registered.unwrap();
+    until_gone(tid);
+    let mut other = process_with(tid);
+    let before = SchedAttr::of(tid);
+    let answers = (
+        actuator.apply(DOMAIN, clamp(329, 329)),
+        thread.tid().map_err(|error| error.raw_os_error()),
+        actuator
+            .register_thread(VcpuId(0), tid)
+            .map_err(|error| error.kind()),
+    );
+    let after = SchedAttr::of(tid);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let (domain, call, errno) = (DOMAIN, "sched_setattr", 3);
+    let refused = ActuateError::Refused {
+        domain,
+        call,
+        errno,
+    };
+    let absent = io::ErrorKind::NotFound;
+    assert_eq!(answers, (Err(refused), Err(Some(errno)), Err(absent)));
+    assert_eq!(before.unwrap(), after.unwrap());
 }
 
 #[test]

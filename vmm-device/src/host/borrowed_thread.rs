@@ -8,6 +8,7 @@ use std::io;
 
 use super::HostRoot;
 use super::cpu_list::CpuList;
+use super::host_thread::HostThread;
 use super::proc_text::stat_field;
 use super::sys::{SchedAttr, Tid, affinity_of, pin};
 
@@ -66,22 +67,27 @@ impl BorrowedThread {
     /// SCHED_DEADLINE thread that would leave pCPUs of its root domain. The pCPUs come first: when
     /// they are refused, the clamps stay too.
     pub fn put_back(&self, root: &HostRoot) -> io::Result<()> {
-        let Some(tid) = Tid::new(self.tid).filter(|_| self.lives(root)) else {
+        let Some(tid) = Tid::new(self.tid) else {
             return Ok(());
         };
-        let put = self.put_back_on(tid);
+        let thread = HostThread::of_process(root, self.pid, tid);
+        // Now the file is of the thread that is looked at, or that has ended.
+        if !self.lives(root) {
+            return Ok(());
+        }
+        let put = thread.and_then(|thread| self.put_back_on(&thread));
         // It may have ended since; and without uclamp in the kernel it has no clamps.
         put.or_else(|error| match error.raw_os_error() {
-            Some(libc::ESRCH | libc::EOPNOTSUPP) => Ok(()),
+            Some(libc::ENOENT | libc::ESRCH | libc::EOPNOTSUPP) => Ok(()),
             _ => Err(error),
         })
     }
 
-    fn put_back_on(&self, tid: Tid) -> io::Result<()> {
+    fn put_back_on(&self, thread: &HostThread) -> io::Result<()> {
         if let Some(pcpus) = &self.pcpus {
-            pin(tid, pcpus.as_slice())?;
+            pin(thread.tid()?, pcpus.as_slice())?;
         }
-        let attr = SchedAttr::of(tid)?;
+        let attr = SchedAttr::of(thread.tid()?)?;
         if attr.policy == SchedAttr::DEADLINE {
             return Ok(());
         }
@@ -95,7 +101,7 @@ impl BorrowedThread {
             util_max,
             ..attr
         };
-        clamped.set(tid)?;
+        clamped.set(thread.tid()?)?;
         if self.reset_on_fork {
             return Ok(());
         }
@@ -104,7 +110,8 @@ impl BorrowedThread {
             ..attr
         };
         // Takes CAP_SYS_NICE; without it the thread's children start without a clamp.
-        inherited.set(tid).or_else(|error| match error.kind() {
+        let set = inherited.set(thread.tid()?);
+        set.or_else(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => Ok(()),
             _ => Err(error),
         })

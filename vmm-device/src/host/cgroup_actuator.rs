@@ -17,6 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
+use super::HostRoot;
 use super::adopted_groups::AdoptedGroups;
 use super::cgroup::{self, CgroupTree, GroupRecord};
 use super::cgroup_error::CgroupError;
@@ -152,24 +153,33 @@ impl CgroupActuator {
         self.record.as_ref()
     }
 
+    /// The same for vCPUs that are threads of process `pid`, as
+    /// [`ThreadActuator::for_process`](super::ThreadActuator::for_process).
+    #[must_use]
+    pub fn for_process(self, root: &HostRoot, pid: u32) -> Self {
+        let threads = self.threads.for_process(root, pid);
+        Self { threads, ..self }
+    }
+
     /// Registers `tid` as the thread of `vcpu` and moves it into its domain's group. Clears the
     /// thread's own clamp once: SCHED_FIFO and SCHED_RR threads start with the maximum, which would
     /// override the group's.
     ///
     /// # Errors
-    /// `NotFound` when there is no such vCPU. Kind `Other` with a [`CgroupError::File`] when the
-    /// kernel refuses the move (`ESRCH`: the thread has ended; `EACCES`): the thread stays in its
+    /// `NotFound` when there is no such vCPU, or the process of [`Self::for_process`] has no such
+    /// thread. Kind `Other` with a [`CgroupError::File`] when the kernel refuses the move (`ESRCH`: the thread has ended; `EACCES`): the thread stays in its
     /// group. If only clearing the thread's own clamp fails, the error is as of
     /// [`ThreadActuator::register_thread`](super::ThreadActuator::register_thread), and the thread
     /// is in its new group.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
         let domain = self.threads.domain(vcpu).ok_or(io::ErrorKind::NotFound)?;
         let group = self.groups(domain).next().ok_or(io::ErrorKind::NotFound)?;
+        let thread = self.threads.find(tid)?;
         if !self.adopted {
-            write(&group.members, &tid.to_string()).map_err(io::Error::other)?;
+            let tid = thread.tid()?.to_string();
+            write(&group.members, &tid).map_err(io::Error::other)?;
         }
-        self.threads.register(vcpu, tid)?;
-        prepare_thread(tid)
+        prepare_thread(self.threads.register(vcpu, thread)?)
     }
 
     /// Reads from the kernel which threads are SCHED_DEADLINE; requests use the result. Returns the

@@ -188,6 +188,17 @@ impl HostActuator {
         }
     }
 
+    /// For vCPUs that are threads of process `pid`, as [`ThreadActuator::for_process`].
+    #[must_use]
+    pub fn for_process(self, root: &HostRoot, pid: u32) -> Self {
+        let on = match self.on {
+            On::Groups(actuator) => On::Groups(actuator.for_process(root, pid)),
+            On::Threads(actuator) => On::Threads(actuator.for_process(root, pid)),
+            On::Nothing => On::Nothing,
+        };
+        Self { on, ..self }
+    }
+
     /// With a lower bound for each vCPU, in order of their numbers; a domain's is the highest of
     /// its vCPUs'. It is in force from a thread's registration on. Zero is none.
     #[must_use]

@@ -24,6 +24,7 @@ mod cpu_list;
 mod energy_model;
 mod floors;
 mod host_cpus;
+mod host_thread;
 #[cfg(test)]
 mod kernel_tests;
 mod limits;
@@ -55,6 +56,7 @@ pub use cpu_list::{CpuList, CpuListError};
 pub use energy_model::ENERGY_MODEL_DIR;
 pub use floors::{Floor, PolicyFloor, Reserved, SCHED_DEBUG, floors};
 pub use host_cpus::{CAPACITY_SCALE, CpufreqPolicy, HostCpus, Pcpu};
+pub use host_thread::HostThread;
 pub use opp_node::HostOpp;
 pub use partition::PartitionGroups;
 pub use placement::Placement;

@@ -9,9 +9,12 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{PoisonError, RwLock};
 use std::thread;
 
+use super::HostRoot;
+use super::host_thread::HostThread;
 use super::sys::{SchedAttr, Tid, sched_policy};
 use super::text::errno;
 use crate::policy::Clamp;
@@ -45,16 +48,25 @@ impl ThreadActuator {
         }
     }
 
+    /// The same for vCPUs that are threads of process `pid`, not of this one: each may end at any
+    /// time, and its number be another thread's.
+    #[must_use]
+    pub fn for_process(self, root: &HostRoot, pid: u32) -> Self {
+        let threads = self.threads.for_process(root, pid);
+        Self { threads }
+    }
+
     /// Registers `tid` as the thread of `vcpu` and clears its clamp. Threads that it forks don't
     /// inherit later clamps.
     ///
     /// # Errors
-    /// `NotFound` when there is no such vCPU. `ESRCH` when there is no such thread, `EPERM` without
-    /// CAP_SYS_NICE for another user's thread, `EOPNOTSUPP` from a kernel without uclamp: the
-    /// thread is registered then, with its own clamp as it was.
+    /// `NotFound` when there is no such vCPU, or the process of [`Self::for_process`] has no such
+    /// thread. `ESRCH` when there is no such thread, `EPERM` without CAP_SYS_NICE for another user's
+    /// thread, `EOPNOTSUPP` from a kernel without uclamp: the thread is registered then, with its own
+    /// clamp as it was.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
-        self.threads.register(vcpu, tid)?;
-        prepare_thread(tid)
+        let thread = self.threads.find(tid)?;
+        prepare_thread(self.threads.register(vcpu, thread)?)
     }
 
     /// Reads from the kernel which threads are SCHED_DEADLINE; requests use the result. Returns the
@@ -65,10 +77,8 @@ impl ThreadActuator {
 
     /// Forgets the clamps in force. To be called when another part of the host takes over clamping.
     pub fn forget(&self) {
-        self.threads
-            .0
-            .iter()
-            .for_each(|thread| thread.clamp.put(None));
+        let threads = self.threads.of_vcpus.iter();
+        threads.for_each(|thread| thread.clamp.put(None));
     }
 }
 
@@ -80,10 +90,10 @@ impl Actuator for ThreadActuator {
         self.threads.check_applies(domain)?;
         let mut refused = None;
         for thread in self.threads.clampable(domain) {
-            let Some(tid) = thread.tid().filter(|_| thread.clamp.get() != Some(clamp)) else {
+            if thread.clamp.get() == Some(clamp) {
                 continue;
-            };
-            let set = set_clamp(tid, clamp);
+            }
+            let set = thread.tid().and_then(|tid| set_clamp(tid, clamp));
             thread.clamp.put(set.is_ok().then_some(clamp));
             if let Err(error) = set {
                 refused = Some(ActuateError::Refused {
@@ -144,14 +154,18 @@ pub fn uclamp_available() -> io::Result<()> {
 /// Which threads run the vCPUs of which domain. Fixed in size; a request reads it without a call of
 /// the host.
 #[derive(Debug)]
-pub(super) struct DomainThreads(Box<[DomainThread]>);
+pub(super) struct DomainThreads {
+    of_vcpus: Box<[DomainThread]>,
+    /// The process that they are of, if it isn't this one.
+    process: Option<(HostRoot, u32)>,
+}
 
 /// The thread of one vCPU.
 #[derive(Debug)]
 pub(super) struct DomainThread {
     domain: DomainId,
-    /// 0 until it is registered.
-    tid: AtomicI32,
+    is_registered: AtomicBool,
+    thread: RwLock<Option<HostThread>>,
     /// It is SCHED_DEADLINE: the kernel accepts its clamps and ignores them.
     deadline: AtomicBool,
     /// What it was clamped to last, if that is known.
@@ -176,14 +190,16 @@ impl LastClamp {
 }
 
 impl DomainThread {
-    fn tid(&self) -> Option<Tid> {
-        Tid::new(self.tid.load(Relaxed))
+    /// The number of the thread, which has not ended.
+    fn tid(&self) -> io::Result<Tid> {
+        let thread = self.thread.read().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().ok_or(io::ErrorKind::NotFound)?.tid()
     }
 
     /// Whether it was SCHED_DEADLINE and no longer is.
-    fn look_at_policy(&self, tid: Tid) -> bool {
+    fn look_at_policy(&self) -> bool {
         // One that has ended is none of either kind.
-        let Ok(policy) = sched_policy(tid) else {
+        let Ok(policy) = self.tid().and_then(sched_policy) else {
             return false;
         };
         let deadline = policy == libc::SCHED_DEADLINE;
@@ -195,33 +211,51 @@ impl DomainThreads {
     pub fn new(domains: &[DomainId]) -> Self {
         let threads = domains.iter().map(|domain| DomainThread {
             domain: *domain,
-            tid: AtomicI32::new(0),
+            is_registered: AtomicBool::new(false),
+            thread: RwLock::default(),
             deadline: AtomicBool::new(false),
             clamp: LastClamp(AtomicU32::new(LastClamp::UNKNOWN)),
         });
-        Self(threads.collect())
+        Self {
+            of_vcpus: threads.collect(),
+            process: None,
+        }
     }
 
-    pub fn register(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
-        let thread = self.0.get(vcpu.index()).ok_or(io::ErrorKind::NotFound)?;
-        thread.look_at_policy(tid);
-        thread.clamp.put(None);
-        thread.tid.store(tid.get(), Relaxed);
-        Ok(())
+    pub fn for_process(self, root: &HostRoot, pid: u32) -> Self {
+        let process = Some((root.clone(), pid));
+        Self { process, ..self }
+    }
+
+    /// Thread `tid` of the process.
+    pub fn find(&self, tid: Tid) -> io::Result<HostThread> {
+        match &self.process {
+            Some((root, pid)) => HostThread::of_process(root, *pid, tid),
+            None => Ok(HostThread::own(tid)),
+        }
+    }
+
+    /// Returns the thread's number, as [`HostThread::tid`].
+    pub fn register(&self, vcpu: VcpuId, thread: HostThread) -> io::Result<Tid> {
+        let slot = self.of_vcpus.get(vcpu.index());
+        let slot = slot.ok_or(io::ErrorKind::NotFound)?;
+        *slot.thread.write().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        slot.look_at_policy();
+        slot.clamp.put(None);
+        slot.is_registered.store(true, Relaxed);
+        slot.tid()
     }
 
     pub fn domain(&self, vcpu: VcpuId) -> Option<DomainId> {
-        self.0.get(vcpu.index()).map(|thread| thread.domain)
+        let slot = self.of_vcpus.get(vcpu.index());
+        slot.map(|thread| thread.domain)
     }
 
     /// Reads from the kernel which threads are SCHED_DEADLINE; returns the vCPUs whose thread no
     /// longer is.
     pub fn look_at_policies(&self) -> Vec<VcpuId> {
-        let vcpus = (0..=u16::MAX).map(VcpuId).zip(&self.0);
-        let clampable = vcpus.filter(|(_, thread)| {
-            let tid = thread.tid();
-            tid.is_some_and(|tid| thread.look_at_policy(tid))
-        });
+        let vcpus = (0..=u16::MAX).map(VcpuId).zip(&self.of_vcpus);
+        let clampable = vcpus.filter(|(_, thread)| thread.look_at_policy());
         clampable.map(|(vcpu, _)| vcpu).collect()
     }
 
@@ -245,8 +279,9 @@ impl DomainThreads {
 
     /// The registered threads of `domain`.
     fn of(&self, domain: DomainId) -> impl Iterator<Item = &DomainThread> {
-        let members = self.0.iter().filter(move |thread| thread.domain == domain);
-        members.filter(|thread| thread.tid().is_some())
+        let members = self.of_vcpus.iter();
+        let members = members.filter(move |thread| thread.domain == domain);
+        members.filter(|thread| thread.is_registered.load(Relaxed))
     }
 }
 
@@ -279,7 +314,7 @@ mod tests {
         let threads = DomainThreads::new(&[DOMAIN]);
         let answers = thread::scope(|scope| {
             let vcpu = scope.spawn(|| {
-                threads.register(VcpuId(0), Tid::current())?;
+                threads.register(VcpuId(0), HostThread::own(Tid::current()))?;
                 become_deadline()?;
                 let before = threads.check_applies(DOMAIN);
                 assert_eq!(threads.look_at_policies(), []);

@@ -7,7 +7,7 @@ use anyhow::Context;
 use caps::Capability;
 use vcpufreq_device::{
     Device, VcpuId,
-    host::{self, HostActuator, SysfsSource, Tid},
+    host::{self, HostActuator, HostThread, SysfsSource, Tid},
     kvm::{
         Bridge, BridgeConfig, BridgeDevice, Confinement, Diagnostics, EventStats, Offered,
         Unconfined,
@@ -164,7 +164,8 @@ impl BridgePlan<'_> {
             handle.register_thread(vcpu, *tid)?;
             let pcpus = &self.served.vcpus[vcpu.index()].pin;
             if !pcpus.is_empty() {
-                host::pin(*tid, pcpus)
+                HostThread::of_process(&self.served.host, self.vmm, *tid)
+                    .and_then(|thread| host::pin(thread.tid()?, pcpus))
                     .with_context(|| format!("vCPU {vcpu} can't be pinned; correct --pin"))?;
             }
         }

@@ -460,7 +460,8 @@ impl Starting<'_> {
         let domains: Vec<_> = served.vcpus.iter().map(|vcpu| vcpu.domain).collect();
         // The server's cgroups, which are on record by its number.
         let actuator = HostActuator::build(&chosen.kind, &KernelTree, &domains)
-            .context("can't make this VM's cgroups; see vcpufreq doctor")?;
+            .context("can't make this VM's cgroups; see vcpufreq doctor")?
+            .for_process(&served.host, self.vmm.pid());
         // To change what was recorded may have waited for others.
         if borrowed.have_ended() {
             bail!("one of its vCPUs' threads has ended");

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use vcpufreq_device::{
-    host::{self, BorrowedThread, HostRoot, Tid},
+    host::{self, BorrowedThread, HostRoot, HostThread, Tid},
     kvm::shm::vcpu_threads,
 };
 
@@ -19,6 +19,7 @@ use crate::sys;
 pub struct FoundThreads {
     host: HostRoot,
     pid: u32,
+    threads: Vec<HostThread>,
     borrowed: Vec<BorrowedThread>,
     /// The pCPUs that each is pinned to; empty: any.
     pins: Vec<(Tid, Vec<u32>)>,
@@ -48,25 +49,34 @@ impl FoundThreads {
         let pins = served.vcpus.iter().map(|vcpu| vcpu.pin.clone());
         let pins = threads.iter().zip(pins);
         let pins: Vec<_> = pins.filter_map(|(tid, pin)| Some(((*tid)?, pin))).collect();
-        let borrowed = pins.iter().map(|(tid, pcpus)| {
-            BorrowedThread::look(&served.host, pid, *tid, !pcpus.is_empty())
+        let looks = pins.iter().map(|(tid, pcpus)| {
+            let thread = HostThread::of_process(&served.host, pid, *tid);
+            let look = |thread| {
+                let is_pinned = !pcpus.is_empty();
+                let borrowed = BorrowedThread::look(&served.host, pid, *tid, is_pinned)?;
+                Ok((thread, borrowed))
+            };
+            thread
+                .and_then(look)
                 .with_context(|| format!("its thread {tid} can't be looked at"))
         });
-        let borrowed = borrowed.collect::<anyhow::Result<_>>()?;
+        let looks: Vec<_> = looks.collect::<anyhow::Result<_>>()?;
+        let (handles, borrowed) = looks.into_iter().unzip();
         let ends = pins.iter().map(|(tid, _)| sys::pidfd_of_thread(*tid));
-        let threads = Self {
+        let found = Self {
             host: served.host.clone(),
             pid,
+            threads: handles,
             borrowed,
             ends: ends.collect::<Result<_, _>>().unwrap_or_default(),
             pins,
             of_vcpus: threads.to_vec(),
         };
         // The files are of the threads that were looked at.
-        if threads.are_others() {
+        if found.are_others() {
             bail!("one of its vCPUs' threads has ended");
         }
-        Ok(threads)
+        Ok(found)
     }
 
     /// As they were.
@@ -81,10 +91,12 @@ impl FoundThreads {
 
     /// Pins those again that run elsewhere, as after their pCPUs were offline.
     pub fn pin_again(&self) {
-        for (tid, pcpus) in self.pins.iter().filter(|(_, pcpus)| !pcpus.is_empty()) {
-            if host::is_within(*tid, pcpus).is_ok_and(|within| !within) {
+        let pinned = self.threads.iter().zip(&self.pins);
+        for (thread, (_, pcpus)) in pinned.filter(|(_, (_, pcpus))| !pcpus.is_empty()) {
+            let is_within = thread.tid().and_then(|tid| host::is_within(tid, pcpus));
+            if is_within.is_ok_and(|within| !within) {
                 // Fails while all of them are offline; the bridge reports that.
-                let _ = host::pin(*tid, pcpus);
+                let _ = thread.tid().and_then(|tid| host::pin(tid, pcpus));
             }
         }
     }
