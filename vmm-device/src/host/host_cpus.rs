@@ -297,6 +297,7 @@ mod tests {
         host.write("sys/devices/system/cpu/cpufreq/policy2/related_cpus", "?");
         let cpus = HostCpus::read(&host.root());
         assert_eq!((cpus.cpus[0].capacity, cpus.cpus[1].capacity), (None, None));
+        assert_eq!(cpus.cpus[0].capacity_or_full(), 1024);
         assert_eq!(cpus.policies.len(), 1);
         assert_eq!(cpus.policies[0].opps.len(), 1);
         assert_eq!(cpus.policies[0].top_khz(), Some(600_000));

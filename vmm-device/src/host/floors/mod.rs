@@ -143,6 +143,22 @@ mod tests {
         assert_eq!(reserved_of(&host)[0], Reserved::Known(51));
     }
 
+    /// Boost is above the frequency that the capacity of the big CPUs refers to.
+    #[test]
+    fn a_floor_is_the_share_of_the_frequency_of_the_capacity() {
+        let host = host("7.3.4");
+        host.fair_server(50, 1000);
+        host.boost(2, "3000000", true);
+        host.write(
+            "sys/devices/system/cpu/cpufreq/policy2/cpuinfo_max_freq",
+            "3000000",
+        );
+        let root = host.root();
+        let floors = floors(&root, &HostCpus::read(&root));
+        // 51 of 1024 of 2.8 GHz.
+        assert_eq!(floors[1].floor.khz, 139_453);
+    }
+
     #[test]
     fn only_servers_in_force_count() {
         let host = host("7.3.4");
