@@ -21,6 +21,19 @@ pub fn one_line(text: &str) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
+/// More than a line has characters.
+const LONGEST: usize = 1000;
+
+/// The text of a process that a guest may have taken over: nothing of it acts on a terminal, looks
+/// like another line, or fills the screen.
+pub fn printable(text: &str) -> String {
+    let is_plain = |char: &char| *char == ' ' || char.is_ascii_graphic();
+    let chars = text.chars().take(LONGEST);
+    chars
+        .map(|char| if is_plain(&char) { char } else { '?' })
+        .collect()
+}
+
 /// clap's text for a usage error, without the usage.
 pub fn usage(error: &clap::Error) -> String {
     let text = error.to_string();

@@ -20,6 +20,8 @@ use vcpufreq_device::{
     host::{HostRoot, Tid},
 };
 
+use crate::message::printable;
+
 /// QEMU carries out each once it has carried out the one before.
 const COMMANDS: &[u8] = b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"query-cpus-fast\"}\n\
     {\"execute\":\"query-status\"}\n";
@@ -243,7 +245,7 @@ impl Qmp {
             read += line.len();
             let line: QmpLine = serde_json::from_slice(line).context("this isn't QMP")?;
             if let Some(Refusal { desc }) = line.error {
-                bail!("QEMU doesn't list its vCPUs: {desc}");
+                bail!("QEMU doesn't list its vCPUs: {}", printable(&desc));
             }
             if let Some(Answer::Cpus(cpus)) = line.answer {
                 found = Some(cpus);
@@ -425,6 +427,11 @@ mod tests {
                 2,
                 "{\"error\": {\"class\": \"x\", \"desc\": \"no\"}}\n",
                 "no",
+            ),
+            (
+                2,
+                "{\"error\": {\"class\": \"x\", \"desc\": \"\\u001b[2J\\nno\"}}\n",
+                "vCPUs: ?[2J?no",
             ),
             (2, "HTTP/1.1 400\n", "isn't QMP"),
         ] {

@@ -37,7 +37,7 @@ use nix::{
 };
 
 use crate::{
-    message::{chain, warn},
+    message::{chain, printable, warn},
     patience::patience,
     sys::{message_sockets, pidfd_open, uninterrupted},
 };
@@ -144,20 +144,9 @@ impl VmProcess {
                     ended: ended.context("the VM's process can't be watched")?,
                     child,
                 };
-                process.hear_ready()?;
+                hear_ready(&process.socket)?;
                 Ok(process)
             }
-        }
-    }
-
-    fn hear_ready(&self) -> anyhow::Result<()> {
-        let mut message = [0; MESSAGE];
-        self.socket.set_read_timeout(Some(STARTS_WITHIN))?;
-        let bytes = uninterrupted(|| self.socket.recv(&mut message));
-        match &message[..bytes.context("its process doesn't start the bridge")?] {
-            READY => Ok(()),
-            [] => bail!("its process has died"),
-            text => bail!("{}", String::from_utf8_lossy(text)),
         }
     }
 
@@ -204,6 +193,19 @@ impl VmProcess {
         let is_plain = |char: char| char.is_ascii_alphanumeric() || [' ', ','].contains(&char);
         ensure!(text.chars().all(is_plain), "its process sent no counts");
         Ok(text)
+    }
+}
+
+/// Waits until the process has its bridge in force.
+fn hear_ready(socket: &UnixDatagram) -> anyhow::Result<()> {
+    let mut message = [0; MESSAGE];
+    socket.set_read_timeout(Some(STARTS_WITHIN))?;
+    let bytes = uninterrupted(|| socket.recv(&mut message));
+    match &message[..bytes.context("its process doesn't start the bridge")?] {
+        READY => Ok(()),
+        [] => bail!("its process has died"),
+        // Of a VM that was taken over, a guest may have the process send anything.
+        text => bail!("{}", printable(&String::from_utf8_lossy(text))),
     }
 }
 
@@ -317,4 +319,29 @@ fn close_others(keep: &[RawFd]) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    //! What a process reports in the place of its readiness is one line of plain text.
+    use super::*;
+
+    fn heard(message: &[u8]) -> Result<(), String> {
+        let (own, other) = message_sockets().unwrap();
+        other.send(message).unwrap();
+        drop(other);
+        hear_ready(&own).map_err(|why| chain(&why))
+    }
+
+    #[test]
+    fn the_text_of_a_process_does_nothing_to_a_terminal() {
+        assert_eq!(heard(READY), Ok(()));
+        assert_eq!(heard(b"").unwrap_err(), "its process has died");
+        let plain = "vCPU 1 can't be pinned; correct --pin: Invalid argument (os error 22)";
+        assert_eq!(heard(plain.as_bytes()).unwrap_err(), plain);
+        let hostile = "a\x1b]0;b\x07\r\nvcpufreq: c\u{9b}2J\u{202e}d";
+        let mut bytes = hostile.as_bytes().to_vec();
+        bytes.extend([0xff, 0x7f, 0]);
+        assert_eq!(heard(&bytes).unwrap_err(), "a?]0;b???vcpufreq: c?2J?d???");
+    }
 }
