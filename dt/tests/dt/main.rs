@@ -11,6 +11,8 @@ mod dtc;
 #[cfg(test)]
 mod facts;
 #[cfg(test)]
+mod maps;
+#[cfg(test)]
 mod merge;
 #[cfg(test)]
 mod nodes;
