@@ -17,188 +17,37 @@
 //! skipped.
 #![expect(unsafe_code, reason = "a pseudo-terminal has no safe wrapper")]
 
+mod scene;
+
 use std::{
     ffi::CStr,
     fs::{self, File},
-    io::{self, Read},
     os::fd::AsRawFd,
     os::unix::ffi::OsStrExt,
-    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     os::unix::net::UnixDatagram,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
-    sync::OnceLock,
     thread::sleep,
     time::{Duration, Instant},
 };
 
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-use nix::unistd::pipe2;
 use tempfile::TempDir;
 use vcpufreq::lifecycle::state::{Owner, ROOT_DIR, StateDir, VmmRecord, owner_of};
-use vcpufreq_device::host::{GroupRecord, HostRoot, stat_field};
+use vcpufreq_device::host::{HostRoot, stat_field};
 use vcpufreq_rt::RtHostChanges;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
-/// Ends a test that would hang. A machine may be busy with something else for long.
-const PATIENCE: Duration = Duration::from_secs(600);
+use scene::{
+    PATIENCE, PROGRAM, Vmm, cgroups_or_skip, guarded, guarded_at, guardian, is_gone_within,
+    is_root, program, scene_or_skip,
+};
+
 const KILLS: u64 = 50;
 /// A request to the guardian that it refuses.
 const NO_PCPU: [u8; 5] = [b'f', 0xff, 0xff, 0xff, 0xff];
-
-/// Where cgroup v2 is, if groups can be made there. Looked for once: the tests
-/// of this process would find the probe of one another.
-fn cgroups() -> Option<PathBuf> {
-    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
-    FOUND.get_or_init(look_for_cgroups).clone()
-}
-
-fn look_for_cgroups() -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
-    let mount = PathBuf::from(mount.split(' ').nth(4)?);
-    let probe = mount.join(format!("probe-{}", std::process::id()));
-    fs::create_dir(&probe).ok()?;
-    fs::remove_dir(&probe).ok()?;
-    Some(mount)
-}
-
-fn cgroups_or_skip() -> Option<PathBuf> {
-    let found = cgroups();
-    if found.is_none() {
-        println!("SKIP: no cgroup v2 in which this user can make groups");
-    }
-    found
-}
-
-/// Where cgroups can be made, and a directory with that of the records in it.
-fn scene_or_skip() -> Option<(PathBuf, TempDir, StateDir)> {
-    let cgroups = cgroups_or_skip()?;
-    let runtime = TempDir::new().expect("a temporary directory");
-    let dir = StateDir::at(runtime.path().join("vcpufreq"));
-    Some((cgroups, runtime, dir))
-}
-
-/// A process that stands for a VMM, and how far it got.
-struct Vmm {
-    child: Child,
-    group: PathBuf,
-    record: VmmRecord,
-}
-
-impl Vmm {
-    /// Starts one whose end is the end of `output`.
-    fn start(cgroups: &Path, output: Stdio) -> Self {
-        let child = Command::new("sleep")
-            .arg("3600")
-            .stdin(Stdio::null())
-            .stdout(output)
-            .spawn()
-            .expect("sleep starts");
-        let owner = owner_of(&HostRoot::default(), child.id()).expect("it is in procfs");
-        let group = cgroups.join(format!("vcpufreq.{}", child.id()));
-        let groups = Some(GroupRecord {
-            group: group.clone(),
-            origin: cgroups.to_owned(),
-            enabled_cpu: false,
-            raised_min: false,
-        });
-        let record = VmmRecord {
-            groups,
-            ..VmmRecord::new(owner)
-        };
-        Self {
-            child,
-            group,
-            record,
-        }
-    }
-
-    /// Does the first `steps` of: record, group, its children, moving there.
-    fn make(&self, dir: &StateDir, steps: u64) {
-        let step = |number: u64, what: &dyn Fn() -> io::Result<()>| {
-            if number < steps {
-                what().expect("a step of the VMM");
-            }
-        };
-        step(0, &|| dir.write(&self.record).map_err(io::Error::other));
-        step(1, &|| fs::create_dir(&self.group));
-        step(2, &|| fs::create_dir(self.group.join("rest")));
-        step(3, &|| fs::create_dir(self.group.join("domain0")));
-        let procs = self.group.join("rest/cgroup.procs");
-        step(4, &|| fs::write(&procs, self.child.id().to_string()));
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().expect("it can be killed");
-    }
-}
-
-fn is_gone_within(limit: Duration, mut gone: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    while !gone() {
-        if Instant::now() > deadline {
-            return false;
-        }
-        sleep(Duration::from_millis(1));
-    }
-    true
-}
-
-/// A VMM with a guardian that is on guard.
-fn guarded(cgroups: &Path, dir: &StateDir) -> (Vmm, Child) {
-    guarded_at(cgroups, dir, Stdio::null())
-}
-
-/// The same, at a terminal.
-fn guarded_at(cgroups: &Path, dir: &StateDir, terminal: Stdio) -> (Vmm, Child) {
-    let (input, output) = pipe2(OFlag::O_CLOEXEC).expect("a pipe");
-    let vmm = Vmm::start(cgroups, output.into());
-    let guardian = guardian(dir, &vmm, input.into(), terminal);
-    (vmm, guardian)
-}
-
-/// The program, for which `dir` is this user's directory of records.
-fn program(dir: &StateDir) -> Command {
-    let record = dir.record_path(0);
-    let runtime = record
-        .parent()
-        .and_then(Path::parent)
-        .expect("in a directory");
-    let mut command = if is_root() {
-        let mut command = Command::new("unshare");
-        let mount = r#"mount --bind "$0" /run && exec "$@""#;
-        command.args(["--mount", "sh", "-c", mount]).arg(runtime);
-        command.arg(PROGRAM);
-        command
-    } else {
-        Command::new(PROGRAM)
-    };
-    command.env("XDG_RUNTIME_DIR", runtime);
-    command
-}
-
-fn is_root() -> bool {
-    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
-}
-
-/// A guardian that is on guard.
-fn guardian(dir: &StateDir, vmm: &Vmm, input: Stdio, terminal: Stdio) -> Child {
-    let mut guardian = program(dir)
-        .arg("guardian")
-        .arg(vmm.child.id().to_string())
-        .stdin(input)
-        .stdout(Stdio::piped())
-        .stderr(terminal)
-        .spawn()
-        .expect("the guardian starts");
-    let mut said = [0; 9];
-    let mut output = guardian.stdout.take().expect("its output");
-    output.read_exact(&mut said).expect("it is on guard");
-    guardian
-}
 
 #[test]
 fn whenever_a_vmm_is_killed_nothing_is_left() {
