@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The records that a later command acts on as root: what is read of one is written as the same.
 
+use vcpufreq::lifecycle::record::VmmRecord;
 use vcpufreq::lifecycle::served_vms::KeptVm;
-use vcpufreq::lifecycle::state::VmmRecord;
 use vcpufreq_rt::Record;
 
 /// A record of a VMM's, of one that `serve` has served, and of `rt`.

@@ -22,7 +22,8 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq::lifecycle::state::{Owner, ROOT_DIR, VmmRecord, owner_of};
+use vcpufreq::lifecycle::record::{Owner, VmmRecord, owner_of};
+use vcpufreq::lifecycle::state::ROOT_DIR;
 use vcpufreq_device::host::{GroupRecord, HostRoot};
 use vcpufreq_rt::{Entry, Format, Partition, Profile, Target};
 

@@ -17,7 +17,9 @@ use nix::{
 use vcpufreq_device::host::{self, CgroupError, CgroupTree, GroupRecord, HostRoot};
 use vcpufreq_rt::{KernelHost, remove_within};
 
-use crate::lifecycle::state::{self, NoRecord, OwnerStatus, StateDir, VmmRecord};
+use crate::lifecycle::record::{NoRecord, OwnerStatus, VmmRecord};
+use crate::lifecycle::record_names::{is_unfinished, pid_of};
+use crate::lifecycle::state::{self, StateDir};
 use crate::message::chain;
 
 /// How long processes that were just killed may take to leave their cgroup.
@@ -218,8 +220,8 @@ impl<'a> Cleaner<'a> {
     /// A file that is no valid record is removed only if it is the unfinished record of a process
     /// that has ended: a VMM makes nothing before its record is complete.
     fn unreadable(&self, path: &Path, why: &anyhow::Error, cleaned: &mut Cleaned) {
-        if state::is_unfinished(path) {
-            let pid = state::pid_of(path).unwrap_or(0);
+        if is_unfinished(path) {
+            let pid = pid_of(path).unwrap_or(0);
             let alive = self.host.path(format!("proc/{pid}")).exists();
             if !alive && state::remove_file(path).is_ok() {
                 cleaned.removed.push(path.to_owned());

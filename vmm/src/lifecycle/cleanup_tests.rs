@@ -5,7 +5,7 @@
 use std::{fs, io};
 
 use super::*;
-use crate::lifecycle::state::Owner;
+use crate::lifecycle::record::Owner;
 use vcpufreq_device::{fakes::FakeHost, host::RaisedGroups};
 
 /// Directories in place of cgroups: what the kernel does on mkdir and rmdir.

@@ -35,7 +35,8 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
-    lifecycle::state::{self, NoRecord, Owner, OwnerStatus, StateDir},
+    lifecycle::record::{NoRecord, Owner, OwnerStatus},
+    lifecycle::state::{self, StateDir},
     message::{chain, warn},
     patience::patience,
     sys::{self, message_sockets, pidfd_open, uninterrupted},

@@ -9,7 +9,8 @@ use vcpufreq_rt::{KernelHost, Vcpus};
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
     lifecycle::guardian::Guardian,
-    lifecycle::state::{StateDir, VmmRecord, known},
+    lifecycle::record::{VmmRecord, known},
+    lifecycle::state::StateDir,
 };
 
 /// What this VMM has changed on the host, as recorded.
@@ -143,7 +144,8 @@ mod tests {
     use vcpufreq_rt::RtHostChanges;
 
     use super::*;
-    use crate::lifecycle::state::{ROOT_DIR, owner_of};
+    use crate::lifecycle::record::owner_of;
+    use crate::lifecycle::state::ROOT_DIR;
 
     fn changes(cpus: &[u32]) -> RtHostChanges {
         RtHostChanges {

@@ -5,5 +5,7 @@ pub mod cleanup;
 pub mod guardian;
 pub mod host_changes;
 pub mod raised;
+pub mod record;
+pub mod record_names;
 pub mod served_vms;
 pub mod state;

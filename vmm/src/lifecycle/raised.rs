@@ -9,7 +9,8 @@ use nix::fcntl::Flock;
 use vcpufreq_device::host::{HostRoot, RaisedGroups};
 use vcpufreq_rt::{KernelHost, OwnerStatus};
 
-use super::state::{StateDir, VmmRecord, known, lock_within};
+use super::record::{VmmRecord, known};
+use super::state::{StateDir, lock_within};
 use crate::{message::warn, patience::patience};
 
 /// Others hold the lock while they read and write files. Nothing that waits for another process' end
@@ -120,7 +121,8 @@ mod tests {
 
     use super::*;
     use crate::lifecycle::cleanup::{Cleaned, Cleaner};
-    use crate::lifecycle::state::{ROOT_DIR, owner_of};
+    use crate::lifecycle::record::owner_of;
+    use crate::lifecycle::state::ROOT_DIR;
 
     const SLICE: &str = "sys/fs/cgroup/machine.slice";
 

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::HostRoot;
 use vcpufreq_rt::{KernelHost, OwnDir, Untrusted};
 
-use super::state::{Owner, OwnerStatus, StateDir};
+use super::record::{Owner, OwnerStatus};
+use super::state::StateDir;
 
 const SUFFIX: &str = ".vm";
 
@@ -136,7 +137,8 @@ mod tests {
     use vcpufreq_device::fakes::FakeHost;
 
     use super::*;
-    use crate::lifecycle::state::{ROOT_DIR, owner_of};
+    use crate::lifecycle::record::owner_of;
+    use crate::lifecycle::state::ROOT_DIR;
 
     #[test]
     fn a_vm_is_kept_until_its_vmm_ends() {

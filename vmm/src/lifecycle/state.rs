@@ -1,99 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Before a VMM makes anything on the host, it writes a record of it: `PID.json` in a runtime
-//! directory. With the record, all of it can be removed after any process was killed.
-//!
-//! A record is valid as long as the process with its number is the one that wrote it: same boot,
-//! same start time, one of its threads lives. Otherwise it is stale. After another boot nothing is left but the
-//! record itself.
+//! The directory of the records. Before a VMM makes anything on the host, it writes a record of it there,
+//! `PID.json`. With the record, all of it can be removed after any process was killed.
 
 use std::{
     fs::{self, File},
     io::{self, Write as _},
     os::unix::fs::MetadataExt,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     thread::sleep,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
 };
-use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::{AdoptedGroups, BorrowedThread, GroupRecord, HostRoot, RaisedGroups};
-use vcpufreq_rt::{GuestCpus, InPartition, KernelHost, OwnDir, RtHostChanges, Untrusted};
-pub use vcpufreq_rt::{Owner, OwnerStatus};
+use vcpufreq_rt::{OwnDir, Untrusted};
+
+use super::record::{NoRecord, VmmRecord, parse};
+use super::record_names::{is_unfinished, name_of, pid_of, socket_of, unfinished};
 
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
 pub const ROOT_DIR: &str = vcpufreq_rt::DIR;
 
 /// How often to try a lock. Those who hold one wait for killed processes, which takes 1 to 20 ms.
 const TRY_EVERY: Duration = Duration::from_millis(5);
-
-/// The fields of [`VmmRecord`].
-const FIELDS: [&str; 7] = [
-    "owner", "groups", "rt", "pinned", "threads", "adopted", "raised",
-];
-
-/// What a VMM is about to make.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct VmmRecord {
-    /// Whose it is.
-    pub owner: Owner,
-    /// Its cgroups, if it makes any.
-    pub groups: Option<GroupRecord>,
-    /// What it changes for real-time vCPUs, if it has any.
-    #[serde(default)]
-    pub rt: Option<RtHostChanges>,
-    /// The pCPUs that its vCPUs are pinned to, real-time or not.
-    #[serde(default)]
-    pub pinned: Vec<u32>,
-    /// The threads of another program's VM that it clamps.
-    #[serde(default)]
-    pub threads: Vec<BorrowedThread>,
-    /// The cgroups of that VM that it clamps.
-    #[serde(default)]
-    pub adopted: Option<AdoptedGroups>,
-    /// Groups above those of its VM that are raised, and what they had before the first VM.
-    #[serde(default)]
-    pub raised: RaisedGroups,
-}
-
-impl VmmRecord {
-    /// A VMM that makes nothing.
-    pub fn new(owner: Owner) -> Self {
-        Self {
-            owner,
-            groups: None,
-            rt: None,
-            pinned: Vec::new(),
-            threads: Vec::new(),
-            adopted: None,
-            raised: RaisedGroups::default(),
-        }
-    }
-
-    /// The pCPUs of its vCPUs.
-    pub fn cpus(&self) -> GuestCpus {
-        let rt = self.rt.iter().flat_map(|rt| &rt.cpus);
-        GuestCpus {
-            owner: self.owner.clone(),
-            real_time: rt.copied().collect(),
-            pinned: self.pinned.iter().copied().collect(),
-        }
-    }
-}
-
-/// The identity of process `pid` of the host below `root`.
-///
-/// # Errors
-/// When procfs doesn't show it.
-pub fn owner_of(root: &HostRoot, pid: u32) -> anyhow::Result<Owner> {
-    let owner = Owner::of(&KernelHost::from(root), pid);
-    owner.map_err(|_| anyhow!("process {pid} can't be seen in /proc; mount it"))
-}
 
 /// The directory of the records.
 #[derive(Clone, Debug)]
@@ -237,50 +169,6 @@ impl StateDir {
     }
 }
 
-/// Why there is no record.
-#[derive(Debug, thiserror::Error)]
-pub enum NoRecord {
-    /// There is no file.
-    #[error("it is gone")]
-    Gone,
-    /// Another user may have written it.
-    #[error(transparent)]
-    Untrusted(#[from] Untrusted),
-    /// It names what no VMM makes.
-    #[error(
-        "{} names {}, which no VMM makes; look at what made it, then remove it",
-        record.display(), what.display()
-    )]
-    Foreign {
-        /// The record.
-        record: PathBuf,
-        /// What it names.
-        what: PathBuf,
-    },
-    /// It has more than this version knows.
-    #[error("it is another version's: {why}")]
-    OtherVersion {
-        /// What this version knows of it.
-        known: Box<VmmRecord>,
-        /// What it doesn't know.
-        why: String,
-    },
-    /// It isn't one.
-    #[error("{0}")]
-    Wrong(String),
-}
-
-/// A record as far as this version knows what is in it; none of a file that is no record.
-pub fn known(record: &anyhow::Result<VmmRecord>) -> Option<&VmmRecord> {
-    match record {
-        Ok(record) => Some(record),
-        Err(why) => match why.downcast_ref()? {
-            NoRecord::OtherVersion { known, .. } => Some(known),
-            _ => None,
-        },
-    }
-}
-
 /// Reads a record.
 ///
 /// # Errors
@@ -323,18 +211,6 @@ fn read_in(dir: &OwnDir, path: &Path) -> Result<VmmRecord, NoRecord> {
     }
 }
 
-/// A record in a text, and what else is there that this version doesn't know.
-fn parse(text: &str) -> serde_json::Result<(VmmRecord, Option<String>)> {
-    let why = match serde_json::from_str(text) {
-        Ok(record) => return Ok((record, None)),
-        Err(why) => why,
-    };
-    let mut fields: serde_json::Map<_, _> = serde_json::from_str(text)?;
-    fields.retain(|name, _| FIELDS.contains(&&**name));
-    let known = serde_json::from_value(fields.into());
-    known.map(|known| (known, Some(why.to_string())))
-}
-
 /// Opens a record, if it is there.
 ///
 /// # Errors
@@ -365,50 +241,6 @@ pub fn lock_within(mut file: File, patience: Duration) -> Result<Flock<File>, (F
 
 fn directory_of(path: &Path) -> Result<Option<OwnDir>, Untrusted> {
     OwnDir::open(path.parent().unwrap_or(path))
-}
-
-fn name_of(path: &Path) -> &str {
-    // What isn't text has no number, so it is no record.
-    path.file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or_default()
-}
-
-impl VmmRecord {
-    /// A path in it that isn't one of the groups that process makes, comes from, or is put into.
-    fn foreign(&self) -> Option<&Path> {
-        let own = format!("{}{}", vcpufreq_device::host::GROUP_PREFIX, self.owner.pid);
-        let is_plain = |path: &Path| {
-            let mut parts = path.components();
-            path.is_absolute()
-                && parts.all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
-        };
-        let is_own = |path: &Path| name_of(path) == own;
-        let is_partition = |path: &Path| name_of(path).starts_with("vcpufreq-rt.");
-        let groups = self.groups.as_ref();
-        let own = groups
-            .map(|groups| &*groups.group)
-            .filter(|path| !is_own(path));
-        let top = self.partition().map(|partition| &*partition.top);
-        let top = top.filter(|path| !is_partition(path));
-        let mut paths = self.paths();
-        own.or(top).or_else(|| paths.find(|path| !is_plain(path)))
-    }
-
-    fn partition(&self) -> Option<&InPartition> {
-        self.rt.as_ref()?.partition.as_ref()
-    }
-
-    /// The cgroups that it names.
-    pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        let groups = self.groups.iter().flat_map(|g| [&*g.group, &*g.origin]);
-        let partition = self.partition().into_iter();
-        let adopted = self.adopted.iter().flat_map(AdoptedGroups::of_vcpus);
-        groups
-            .chain(partition.flat_map(|p| [&*p.top, &*p.origin]))
-            .chain(adopted)
-            .chain(self.raised.paths())
-    }
 }
 
 /// Removes a record, what a killed writer left of it, and its VMM's socket.
@@ -468,38 +300,6 @@ fn remove_all(paths: &[&Path]) -> io::Result<()> {
     }
     dir.leave();
     Ok(())
-}
-
-/// The socket of the VMM whose record is at `path`.
-fn socket_of(path: &Path) -> PathBuf {
-    path.with_extension("sock")
-}
-
-/// A record that is being written.
-fn unfinished(path: &Path) -> PathBuf {
-    path.with_extension("json.new")
-}
-
-/// The process of a file of the directory, by its name, and whether it is an unfinished file.
-fn parse_name(path: &Path) -> Option<(u32, bool)> {
-    let (pid, kind) = path.file_name()?.to_str()?.split_once('.')?;
-    let unfinished = match kind {
-        "json" => false,
-        "json.new" | "dtb.new" => true,
-        beside if beside.starts_with("dtb.new.") => true,
-        _ => return None,
-    };
-    Some((pid.parse().ok()?, unfinished))
-}
-
-/// Whether a file is a record or a device tree whose writer was killed, or is at it.
-pub fn is_unfinished(path: &Path) -> bool {
-    parse_name(path).is_some_and(|(_, unfinished)| unfinished)
-}
-
-/// The process that a record is of, by its name; also of an unfinished one.
-pub fn pid_of(path: &Path) -> Option<u32> {
-    parse_name(path).map(|(pid, _)| pid)
 }
 
 #[cfg(test)]

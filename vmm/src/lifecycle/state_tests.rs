@@ -4,10 +4,11 @@
 use std::os::unix::fs::PermissionsExt;
 
 use vcpufreq_device::fakes::FakeHost;
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_device::host::{GroupRecord, HostRoot};
 use vcpufreq_rt::KernelHost;
 
 use super::*;
+use crate::lifecycle::record::{Owner, OwnerStatus, owner_of};
 
 const BOOT: &str = "proc/sys/kernel/random/boot_id";
 

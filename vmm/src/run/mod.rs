@@ -37,7 +37,7 @@ use crate::{
     lifecycle::{
         guardian::Guardian,
         host_changes::HostChanges,
-        state::{VmmRecord, owner_of},
+        record::{VmmRecord, owner_of},
     },
     message::warn,
     options::RunArgs,

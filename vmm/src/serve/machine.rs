@@ -28,7 +28,8 @@ use crate::{
     config::resolve,
     lifecycle::{
         host_changes::{HostChanges, put_back_of_dead},
-        state::{StateDir, VmmRecord, owner_of},
+        record::{VmmRecord, owner_of},
+        state::StateDir,
     },
     message::{chain, warn},
     patience::patience,

@@ -28,8 +28,9 @@ use super::{
 };
 use crate::{
     lifecycle::{
+        record::{OwnerStatus, owner_of},
         served_vms::{KeptVm, RunningVms},
-        state::{OwnerStatus, StateDir, owner_of},
+        state::StateDir,
     },
     message::{chain, warn},
     sys,

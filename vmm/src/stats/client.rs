@@ -26,7 +26,8 @@ use super::{
     answer::{BadAnswer, MOST_BYTES, read_answer},
 };
 use crate::{
-    lifecycle::state::{OwnerStatus, StateDir, known},
+    lifecycle::record::{OwnerStatus, known},
+    lifecycle::state::StateDir,
     patience::patience,
 };
 

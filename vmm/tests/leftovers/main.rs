@@ -35,7 +35,8 @@ use std::{
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use tempfile::TempDir;
-use vcpufreq::lifecycle::state::{Owner, ROOT_DIR, StateDir, VmmRecord, owner_of};
+use vcpufreq::lifecycle::record::{Owner, VmmRecord, owner_of};
+use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
 use vcpufreq_device::host::{HostRoot, stat_field};
 use vcpufreq_rt::RtHostChanges;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;

@@ -15,7 +15,8 @@ use std::{
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use tempfile::TempDir;
-use vcpufreq::lifecycle::state::{StateDir, VmmRecord, owner_of};
+use vcpufreq::lifecycle::record::{VmmRecord, owner_of};
+use vcpufreq::lifecycle::state::StateDir;
 use vcpufreq_device::host::{GroupRecord, HostRoot};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");

@@ -15,7 +15,8 @@ use nix::{
     fcntl::{Flock, FlockArg},
     sys::signal::Signal,
 };
-use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir, VmmRecord};
+use vcpufreq::lifecycle::record::VmmRecord;
+use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
 use vcpufreq_device::host::GroupRecord;
 
 use super::{left, server::Server, skipped, socket, vmm::Vmm, wait_until};
