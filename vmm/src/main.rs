@@ -14,7 +14,7 @@ use vcpufreq::{
     },
     dt,
     host_guest::HostGuest,
-    lifecycle::{cleanup::Cleaner, guardian, state::StateDir},
+    lifecycle::{cleanup::Cleaner, guard, state::StateDir},
     message::{chain, warn},
     options, path, qemu, report, run, scx, serve, stats,
     vm::layout::CPUFREQ_BASE,
@@ -86,7 +86,7 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Rt(command) => rt::run(&command),
         Command::Scx(command) => scx::run(&command),
         Command::Cleanup => cleanup(),
-        Command::Guardian { pid } => guardian::guard(pid).map(|()| 0),
+        Command::Guardian { pid } => guard::guard(pid).map(|()| 0),
     }
 }
 

@@ -12,45 +12,26 @@
 //! number of a pCPU. A malformed request gets no answer.
 
 use std::{
-    io::{self, IsTerminal, Read, Write},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    io::{self, IsTerminal, Read},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     os::unix::net::UnixDatagram,
-    path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use anyhow::{Context, bail};
-use nix::{
-    errno::Errno,
-    poll::PollFlags,
-    sys::termios::{LocalFlags, OutputFlags, SetArg, Termios, tcgetattr, tcsetattr},
-    unistd::{self, setsid},
-};
-use vcpufreq_device::host::HostRoot;
-use vcpufreq_device::kvm::ioeventfd::frequency_event;
-use vcpufreq_rt::KernelHost;
+use nix::poll::PollFlags;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::{
-    lifecycle::cleanup::{Cleaned, Cleaner},
-    lifecycle::record::{NoRecord, Owner, OwnerStatus},
-    lifecycle::state::{self, StateDir},
-    message::{chain, warn},
+    message::warn,
     patience::patience,
     sys::{self, message_sockets, pidfd_open, uninterrupted},
 };
 
 /// The guardian's output when it is on guard.
-const READY: &[u8] = b"on guard\n";
-/// How often to look whether a VMM that is ending has ended, beside the file that shows it.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long to try to remove a cgroup whose processes are ending.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// How long threads that are just leaving a cgroup of a VMM that lives may take.
-const LEAVING: Duration = Duration::from_millis(500);
+pub const READY: &[u8] = b"on guard\n";
 /// How long the guardian may take to answer, which waits for a lock at most. It is waited for in parts,
 /// the first of which ends with a line.
 const ANSWERS_WITHIN: Duration = patience(30);
@@ -58,16 +39,17 @@ const PART: Duration = Duration::from_secs(1);
 /// How long a guardian that ends may take to end.
 const ENDS_WITHIN: Duration = patience(5);
 /// The request to undo all that is on record; the answer is what is left, a line each.
-const UNDO: u8 = b'u';
+pub const UNDO: u8 = b'u';
 /// The request to end. The answer is [`ENDS`], or anything else while the record is there: then the
 /// guardian stays.
-const DISMISS: u8 = b'd';
-const ENDS: &[u8] = b"ends";
+pub const DISMISS: u8 = b'd';
+/// See [`DISMISS`].
+pub const ENDS: &[u8] = b"ends";
 /// The request for an event of a pCPU's frequency, whose number follows in 4 bytes, the lowest
 /// first; the answer is the number of an error, 0 if a file comes with it.
-const FREQUENCY: u8 = b'f';
+pub const FREQUENCY: u8 = b'f';
 /// More than each request and answer has bytes.
-const MESSAGE: usize = 64 << 10;
+pub const MESSAGE: usize = 64 << 10;
 
 /// A guardian, seen from its VMM. One that is dropped stays on guard until this process is gone.
 #[derive(Debug)]
@@ -188,7 +170,8 @@ impl GuardianSocket {
     /// An event that wakes its reader when pCPU `number` changes its frequency.
     ///
     /// # Errors
-    /// As [`frequency_event`], and when the guardian has ended.
+    /// As [`frequency_event`](vcpufreq_device::kvm::ioeventfd::frequency_event), and when the
+    /// guardian has ended.
     pub fn frequency_event(&self, number: u32) -> io::Result<OwnedFd> {
         let mut request = vec![FREQUENCY];
         request.extend(number.to_le_bytes());
@@ -245,161 +228,5 @@ fn console() -> Stdio {
     match terminal {
         Some(Ok(terminal)) => terminal.into(),
         Some(Err(_)) | None => Stdio::null(),
-    }
-}
-
-/// A terminal as it was before the VMM.
-struct Terminal(Termios);
-
-impl Terminal {
-    /// That of stderr, if it is one.
-    fn of_stderr() -> Option<Self> {
-        tcgetattr(io::stderr()).ok().map(Self)
-    }
-
-    /// Puts it back if it is in raw mode. A shell that is at its prompt by now
-    /// edits lines with output processing on: its terminal is left alone.
-    fn put_back(&self) {
-        let raw = tcgetattr(io::stderr()).is_ok_and(|now| {
-            let cooked = now.output_flags.contains(OutputFlags::OPOST);
-            !cooked && !now.local_flags.contains(LocalFlags::ISIG)
-        });
-        if raw {
-            // A terminal that is gone needs no settings.
-            let _ = tcsetattr(io::stderr(), SetArg::TCSANOW, &self.0);
-        }
-    }
-}
-
-/// The guardian's own life: until the VMM, process `pid`, is gone and nothing of it is left.
-///
-/// # Errors
-/// When it could not go on guard, or something could not be removed; then the
-/// record stays for the next start or cleanup.
-pub fn guard(pid: u32) -> anyhow::Result<()> {
-    let dir = StateDir::of_user()?;
-    sys::ignore_group_signals();
-    // Fails for the leader of a process group only, which a child isn't.
-    setsid().context("can't leave the session")?;
-    let terminal = Terminal::of_stderr();
-    let mut output = io::stdout();
-    output.write_all(READY)?;
-    output.flush()?;
-    let record = dir.record_path(pid);
-    serve(&record);
-    // A VMM that ends by itself puts it back, then removes its record.
-    if let Some(terminal) = terminal.filter(|_| record.exists()) {
-        terminal.put_back();
-    }
-    clean_after(&record)
-}
-
-/// Answers the VMM's requests until the end of the file, or until it is dismissed. A signal interrupts
-/// at most.
-fn serve(record: &Path) {
-    let stdin = io::stdin();
-    let Ok(socket) = stdin.as_fd().try_clone_to_owned().map(UnixDatagram::from) else {
-        return;
-    };
-    let mut request = [0; 8];
-    loop {
-        // Without `Stdin`'s buffer, by which a long message would be several requests. A VMM that
-        // is killed meanwhile has no use for the answer.
-        let _ = match unistd::read(&stdin, &mut request) {
-            Ok(0) => return,
-            Ok(1) if request[0] == DISMISS && !is_there(record) => {
-                // It waits for the end, not for this.
-                let _ = socket.send(ENDS);
-                return;
-            }
-            Ok(1) if request[0] == DISMISS => socket.send(&[DISMISS]),
-            Ok(1) if request[0] == UNDO => socket.send(undo(record).as_bytes()),
-            Ok(5) if request[0] == FREQUENCY => {
-                let number = [1, 2, 3, 4].map(|index| request[index]);
-                answer_event(&socket, u32::from_le_bytes(number))
-            }
-            Ok(_) => Ok(0),
-            Err(Errno::EINTR) => Ok(0),
-            // There is nothing to wait for any more.
-            Err(_) => return,
-        };
-    }
-}
-
-/// Whether there is anything by the name of a record.
-fn is_there(record: &Path) -> bool {
-    record.symlink_metadata().is_ok()
-}
-
-/// Undoes what a living VMM changed. What is left, a line each; an empty line if nothing is.
-fn undo(path: &Path) -> String {
-    let host = HostRoot::default();
-    let cleaner = Cleaner {
-        patience: LEAVING,
-        ..Cleaner::new(&host)
-    };
-    let undone = || -> anyhow::Result<Vec<String>> {
-        let record = state::read(path)?;
-        cleaner.check(path, &record)?;
-        let dir = StateDir::at(path.parent().unwrap_or(path));
-        #[cfg(feature = "bpf")]
-        vcpufreq_host_bpf::sweep();
-        Ok(cleaner.end(&dir, &record, &mut Cleaned::default()))
-    };
-    let left = undone().unwrap_or_else(|why| vec![chain(&why)]);
-    // Nothing would be the end of the file.
-    let text = left.join("\n") + "\n";
-    text.chars().take(MESSAGE / 4).collect()
-}
-
-fn answer_event(socket: &UnixDatagram, number: u32) -> io::Result<usize> {
-    let sent = match frequency_event(&HostRoot::default(), number) {
-        Ok(event) => socket.send_with_fd(&[0u8; 4][..], event.as_raw_fd()),
-        Err(error) => {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            return socket.send(&errno.to_le_bytes());
-        }
-    };
-    Ok(sent?)
-}
-
-fn clean_after(path: &Path) -> anyhow::Result<()> {
-    let host = HostRoot::default();
-    let cleaner = Cleaner {
-        patience: PATIENCE,
-        ..Cleaner::new(&host)
-    };
-    let mut cleaned = Cleaned::default();
-    match state::read(path) {
-        Ok(record) => {
-            cleaner.check(path, &record)?;
-            wait_for_end(&record.owner, &KernelHost::from(&host));
-            #[cfg(feature = "bpf")]
-            vcpufreq_host_bpf::sweep();
-            cleaner.by_record(path, &record, &mut cleaned);
-        }
-        // Removed by the VMM itself, or never finished.
-        Err(NoRecord::Gone) => state::remove_beside(path)?,
-        Err(why) => return Err(anyhow::Error::from(why).context(path.display().to_string())),
-    }
-    if let Some(left) = cleaned.left.first() {
-        bail!("{left}");
-    }
-    Ok(())
-}
-
-/// Waits for the end of a VMM, whose files are closed before it is gone: for milliseconds, or as long
-/// as the kernel takes to free its memory. A VMM that has only dropped its guardian is waited for, too.
-fn wait_for_end(owner: &Owner, host: &KernelHost) {
-    // Readable when no thread of the process is left.
-    let process = pidfd_open(owner.pid).ok();
-    while owner.status(host) == OwnerStatus::InUse {
-        match &process {
-            Some(process) => {
-                sys::is_ready(process.as_fd(), PollFlags::POLLIN, LOOK_EVERY);
-            }
-            // It has ended, or Linux is older than 5.3.
-            None => std::thread::sleep(LOOK_EVERY),
-        }
     }
 }

@@ -2,6 +2,7 @@
 //! What a VMM makes on its host: on record before it is there, and removed however the VMM ends.
 
 pub mod cleanup;
+pub mod guard;
 pub mod guardian;
 pub mod host_changes;
 pub mod raised;
