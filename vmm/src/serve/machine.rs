@@ -3,40 +3,30 @@
 
 use std::{
     cell::Cell,
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail};
 use vcpufreq_device::{
-    Headroom, VcpuId,
-    host::{
-        ActuatorChoice, ActuatorKind, Chosen, CpuList, HostActuator, HostRoot, KernelTree, Tid,
-    },
+    VcpuId,
+    host::{CpuList, Tid},
 };
 
 use super::{
     EndSignals, Served, ServedVmm, SharedWithVmm,
-    bridge::BridgePlan,
-    groups::{SeenGroups, choose},
+    groups::SeenGroups,
     hand_over::{HandOver, RING_EVERY},
+    starting::Starting,
     takeover,
     threads::FoundThreads,
     vm_process::{Order, VmProcess},
 };
 use crate::{
-    config::resolve,
-    lifecycle::{
-        host_changes::{HostChanges, put_back_of_dead},
-        record::{VmmRecord, owner_of},
-        state::StateDir,
-    },
+    lifecycle::host_changes::HostChanges,
     message::{chain, warn},
     patience::patience,
 };
 
-/// How long a VMM may take to take what it is sent.
-const TAKEN_WITHIN: Duration = patience(5);
 /// How often a VM is looked at for what no file tells.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a process whose threads have ended may take to end, in ms.
@@ -91,26 +81,6 @@ impl LeftVmm {
     pub fn goes_on(&self, why: Fate) -> bool {
         self.lives && (self.some_ended || why == Fate::Plugged)
     }
-}
-
-/// Gives `vmm` its memory before its vCPUs' threads are known. From then on it is as one that is
-/// taken over.
-///
-/// # Errors
-/// As [`ServedVm::start`].
-pub fn give_memory(served: &Served, vmm: ServedVmm) -> anyhow::Result<ServedVmm> {
-    let shared = SharedWithVmm::new(served.count()?)?;
-    let starting = Starting {
-        served,
-        vmm: &vmm,
-        shared: &shared,
-    };
-    let given = starting.describe().and_then(|()| starting.hand_over());
-    if let Err(error) = given {
-        takeover::forget(&vmm);
-        return Err(error);
-    }
-    Ok(vmm.inheriting(shared))
 }
 
 impl ServedVm {
@@ -324,169 +294,4 @@ fn frees_its_memory(vmm: &ServedVmm, signals: &EndSignals) -> bool {
         "waits for process {pid} to end, at most {most} s: its cgroups are in use until then"
     ));
     signals.is_ready(vmm.process(), FREES_WITHIN)
-}
-
-/// A machine while it is made.
-struct Starting<'a> {
-    served: &'a Served,
-    vmm: &'a ServedVmm,
-    shared: &'a SharedWithVmm,
-}
-
-/// What a machine is made of.
-struct ServedParts {
-    process: VmProcess,
-    changes: HostChanges,
-    groups: Option<SeenGroups>,
-    no_groups: Cell<Option<String>>,
-    threads: FoundThreads,
-}
-
-impl Starting<'_> {
-    fn all(&self, threads: &[Option<Tid>]) -> anyhow::Result<ServedParts> {
-        let taken_over = self.vmm.inherited.is_some();
-        if taken_over {
-            // Before its threads are looked at: what the server before this one set isn't theirs.
-            put_back_of_dead(&StateDir::of_user()?, &HostRoot::default(), warn)?;
-            // From now on the VM is this server's.
-            takeover::keep(self.vmm, self.shared)?;
-        }
-        self.describe()?;
-        let mut threads = threads.to_vec();
-        loop {
-            let made = self.with(&threads, taken_over);
-            let left = self.that_live(&threads);
-            // A vCPU that ends meanwhile is one that is unplugged.
-            if made.is_ok() || left == threads || left.iter().all(Option::is_none) {
-                return made;
-            }
-            threads = left;
-        }
-    }
-
-    /// Those of these threads that have not ended.
-    fn that_live(&self, threads: &[Option<Tid>]) -> Vec<Option<Tid>> {
-        let lives = |tid: &Tid| {
-            let task = format!("proc/{}/task/{tid}", self.vmm.pid());
-            self.served.host.path(task).exists()
-        };
-        threads.iter().map(|tid| tid.filter(lives)).collect()
-    }
-
-    fn with(&self, threads: &[Option<Tid>], taken_over: bool) -> anyhow::Result<ServedParts> {
-        let (served, pid) = (self.served, self.vmm.pid());
-        let borrowed = FoundThreads::look(served, pid, threads)?;
-        // Else the number may be another process's, and so the threads.
-        self.vmm.check()?;
-        let groups = SeenGroups::look(&served.host, pid, threads);
-        let chosen = choose(served, pid, threads)?;
-        let changes = HostChanges::begin(self.record(&chosen, &borrowed)?, warn)?;
-        let begun = self.begin(&chosen, threads, &borrowed);
-        let made = begun.and_then(|process| {
-            if !taken_over {
-                self.hand_over()?;
-            }
-            Ok(process)
-        });
-        match made {
-            Ok(process) => {
-                let by_default = served.actuator == ActuatorChoice::Auto;
-                let no_groups = by_default && chosen.kind == ActuatorKind::Thread;
-                Ok(ServedParts {
-                    process,
-                    changes,
-                    groups: groups.clamped_by(&chosen.kind).filter(|_| by_default),
-                    no_groups: Cell::new(no_groups.then(|| chosen.reason.clone())),
-                    threads: borrowed,
-                })
-            }
-            Err(error) => {
-                // The first failure is the one to tell.
-                drop(changes.undo());
-                changes.end();
-                Err(error)
-            }
-        }
-    }
-
-    /// Writes the guest's description of its vCPUs.
-    fn describe(&self) -> anyhow::Result<()> {
-        let served = self.served;
-        let config =
-            resolve::device_config(&served.vcpus, served.options.bridge.clamp, Headroom::None)?;
-        let specs = config.vcpus.iter().zip(config.guest_capacities());
-        for (vcpu, (spec, capacity)) in (0..).map(VcpuId).zip(specs) {
-            let opps = &served.vcpus[vcpu.index()].opps;
-            let microwatts: Vec<_> = opps.iter().map(|opp| opp.uw.unwrap_or(0)).collect();
-            let memory = &self.shared.memory;
-            memory.describe(vcpu, &spec.table, capacity, &microwatts);
-        }
-        Ok(())
-    }
-
-    fn record(&self, chosen: &Chosen, threads: &FoundThreads) -> anyhow::Result<VmmRecord> {
-        let served = self.served;
-        let groups = match &chosen.kind {
-            ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
-            _ => None,
-        };
-        let pinned = served.vcpus.iter().flat_map(|vcpu| vcpu.pin.clone());
-        Ok(VmmRecord {
-            groups,
-            pinned: pinned.collect(),
-            threads: threads.borrowed().to_vec(),
-            adopted: match &chosen.kind {
-                ActuatorKind::Adopted(groups) => Some(groups.clone()),
-                _ => None,
-            },
-            ..VmmRecord::new(owner_of(&served.host, std::process::id())?)
-        })
-    }
-
-    /// Starts the process of the bridge, which is in force then.
-    fn begin(
-        &self,
-        chosen: &Chosen,
-        threads: &[Option<Tid>],
-        borrowed: &FoundThreads,
-    ) -> anyhow::Result<VmProcess> {
-        let served = self.served;
-        let clamps_threads = chosen.kind == ActuatorKind::Thread;
-        if clamps_threads && served.options.bridge.multi_tenant {
-            bail!(
-                "--multi-tenant takes a cgroup for each vCPU: its process would keep the right to \
-                 schedule any thread"
-            );
-        }
-        let domains: Vec<_> = served.vcpus.iter().map(|vcpu| vcpu.domain).collect();
-        // The server's cgroups, which are on record by its number.
-        let actuator = HostActuator::build(&chosen.kind, &KernelTree, &domains)
-            .context("can't make this VM's cgroups; see vcpufreq doctor")?
-            .for_process(&served.host, self.vmm.pid());
-        // To change what was recorded may have waited for others.
-        if borrowed.have_ended() {
-            bail!("one of its vCPUs' threads has ended");
-        }
-        let plan = BridgePlan {
-            served,
-            server: std::process::id(),
-            vmm: self.vmm.pid(),
-            shared: self.shared.clone(),
-            threads,
-            clamps_threads,
-        };
-        let bells = self.shared.bells.iter().map(AsRawFd::as_raw_fd);
-        let keep: Vec<_> = bells.chain([self.shared.memory.fd()]).collect();
-        VmProcess::start(&keep, |server| plan.run(actuator, server))
-    }
-
-    /// From then on the guest runs, and a later server can take it over.
-    fn hand_over(&self) -> anyhow::Result<()> {
-        let stream = self.vmm.stream.as_ref().context("it isn't connected")?;
-        takeover::keep(self.vmm, self.shared)?;
-        let given = stream.give(self.shared, TAKEN_WITHIN);
-        given.context("the VMM doesn't take its memory")?;
-        // Not before: a server that finds the connection there has nothing to give.
-        takeover::store(self.vmm, self.shared)
-    }
 }

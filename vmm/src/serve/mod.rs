@@ -21,6 +21,7 @@ mod served;
 mod server;
 mod signals;
 mod socket;
+mod starting;
 mod takeover;
 mod threads;
 mod vm_process;
@@ -31,7 +32,7 @@ use nix::unistd::User;
 use vcpufreq_device::host::HostRoot;
 
 use crate::{message::warn, options::serve::ServeArgs};
-pub use machine::{Fate, LeftVmm, ServedVm, give_memory};
+pub use machine::{Fate, LeftVmm, ServedVm};
 pub use pending_vmms::PendingVmms;
 pub use qmp::Qmp;
 pub use refusals::Refusals;
@@ -39,6 +40,7 @@ pub use served::Served;
 use server::Server;
 pub use signals::{EndSignals, Ready, wait};
 pub use socket::{Allowed, Socket};
+pub use starting::give_memory;
 pub use takeover::forget;
 pub use vmm::{Connection, ServedVmm, SharedWithVmm};
 
