@@ -126,7 +126,7 @@ fn all_threads_of_a_domain_and_no_others_are_clamped() {
 
 /// A join returns a little before the kernel has let go of the thread.
 fn until_gone(tid: Tid) {
-    while fs::exists(format!("/proc/self/task/{tid}")).unwrap() {
+    while fs::exists(format!("/proc/self/task/{tid}")).expect("procfs") {
         thread::yield_now();
     }
 }
@@ -192,13 +192,16 @@ const LAST_NUMBER: &str = "/proc/sys/kernel/ns_last_pid";
 /// the thread has gone.
 fn process_with(tid: Tid) -> Child {
     for _ in 0..1000 {
-        fs::write(LAST_NUMBER, (tid.get() - 1).to_string()).unwrap();
-        let mut other = Command::new("sleep").arg("60").spawn().unwrap();
+        fs::write(LAST_NUMBER, (tid.get() - 1).to_string()).expect("a number of choice");
+        let mut other = Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("sleep starts");
         if i32::try_from(other.id()) == Ok(tid.get()) {
             return other;
         }
-        other.kill().unwrap();
-        other.wait().unwrap();
+        other.kill().expect("it sleeps");
+        other.wait().expect("it has ended");
     }
     panic!("no process gets the number {tid}");
 }
@@ -211,11 +214,11 @@ fn take_the_number() {
     with_thread(|tid| {
         // Without uclamp it's refused, and registered all the same.
         let _ = actuator.register_thread(VcpuId(0), tid);
-        let thread = HostThread::of_process(&host, process::id(), tid).unwrap();
-        assert_eq!(thread.tid().unwrap(), tid);
+        let thread = HostThread::of_process(&host, process::id(), tid).expect("a thread");
+        assert_eq!(thread.tid().expect("it has not ended"), tid);
         registered = Some((tid, thread));
     });
-    let (tid, thread) = registered.unwrap();
+    let (tid, thread) = registered.expect("a thread");
     until_gone(tid);
     let mut other = process_with(tid);
     let before = SchedAttr::of(tid);
@@ -227,8 +230,8 @@ fn take_the_number() {
             .map_err(|error| error.kind()),
     );
     let after = SchedAttr::of(tid);
-    other.kill().unwrap();
-    other.wait().unwrap();
+    other.kill().expect("it sleeps");
+    other.wait().expect("it has ended");
     let (domain, call, errno) = (DOMAIN, "sched_setattr", 3);
     let refused = ActuateError::Refused {
         domain,
@@ -237,7 +240,8 @@ fn take_the_number() {
     };
     let absent = io::ErrorKind::NotFound;
     assert_eq!(answers, (Err(refused), Err(Some(errno)), Err(absent)));
-    assert_eq!(before.unwrap(), after.unwrap());
+    let attributes = [before, after].map(|attr| attr.expect("of the process"));
+    assert_eq!(attributes[0], attributes[1]);
 }
 
 #[test]
