@@ -7,7 +7,7 @@ use proptest::array;
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, proptest};
 use proptest::sample::Index;
-use vcpufreq_dt::{MergeError, MergeNote, MergedTree, Seeds, TreeError, merge};
+use vcpufreq_dt::{MergeError, MergeNote, Seeds, TreeError, merge};
 
 use crate::ordered::{OrderedNode, node};
 use crate::samples::{little_big, machine};

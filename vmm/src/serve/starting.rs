@@ -36,7 +36,7 @@ const TAKEN_WITHIN: Duration = patience(5);
 /// taken over.
 ///
 /// # Errors
-/// As [`ServedVm::start`].
+/// As [`ServedVm::start`](super::ServedVm::start).
 pub fn give_memory(served: &Served, vmm: ServedVmm) -> anyhow::Result<ServedVmm> {
     let shared = SharedWithVmm::new(served.count()?)?;
     let starting = Starting {
