@@ -86,7 +86,8 @@ impl Artifacts {
         let root = Root::prepare(&cache, repo, for_use)?;
         KnownVersions::read(repo)?.greet(&root)?;
         out::taken(root.taken()?);
-        // The last crates compile one after the other, so the modules have a CPU meanwhile.
+        // The last crates compile one after the other and leave a CPU free for the modules, which
+        // nearly every run needs.
         let (programs, modules) = thread::scope(|scope| {
             let modules = scope.spawn(|| -> Result<()> {
                 let kernel = Kernel::find(&root, Flavor::Standard)?;

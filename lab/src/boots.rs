@@ -36,12 +36,12 @@ const BOARD_WITH_BOOST: &[&str] = &[
 const CONTENDED: &str = "bench:contended.new25:contended.new50:contended.new75:contended.woken25:contended.woken50:contended.woken75:contended.part50:contended.guest50:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx";
 
 /// What is tried, a host a row. Short is what finds most defects soonest: this project's driver by
-/// each path on `2+2`, a default run, a real-time host's settings, the BPF programs. Long
-/// is the rest: floods, kills, the bench's bounds, and other kernels, drivers and topologies.
+/// each path on `2+2`, a default run, a real-time host's settings, the BPF programs. Long is the
+/// rest: floods, kills, the bench's bounds, and other kernels, drivers and topologies.
 const BOOTS: &[Boot] = &[
     boot(
         Short,
-        105,
+        195,
         "2+2",
         &[
             "doctor",
@@ -67,7 +67,7 @@ const BOOTS: &[Boot] = &[
         ],
     ),
     // The path that the VMM chooses is the best one; the others are forced.
-    boot(Short, 230, "2+2", &["no-exit", "stats", "attach"]),
+    boot(Short, 205, "2+2", &["no-exit", "stats", "attach"]),
     boot(
         Long,
         210,
@@ -80,7 +80,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         path: Some("ioeventfd"),
-        ..boot(Short, 40, "2+2", &["order", "opps-exact"])
+        ..boot(Short, 70, "2+2", &["order", "opps-exact"])
     },
     Boot {
         path: Some("ioeventfd"),
@@ -89,11 +89,11 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         path: Some("exit"),
-        ..boot(Short, 25, "2+2", &["opps-exact"])
+        ..boot(Short, 45, "2+2", &["opps-exact"])
     },
     boot(
         Short,
-        95,
+        200,
         "2+2",
         &[
             "bpf-page",
@@ -106,7 +106,7 @@ const BOOTS: &[Boot] = &[
             "bpf-shared",
         ],
     ),
-    boot(Short, 105, "2+2", &["default-run", "sandbox"]),
+    boot(Short, 245, "2+2", &["default-run", "sandbox"]),
     boot(Long, 100, "2+2", &["sandbox:attacks"]),
     // Its host has kernel and modules where a board has them.
     boot(Long, 40, "2+2", &["board:demo"]),
@@ -131,7 +131,7 @@ const BOOTS: &[Boot] = &[
     // Its host has stock QEMU.
     Boot {
         vmm: GuestVmm::Qemu,
-        ..boot(Short, 60, "2+2", &["opps-exact", "qemu"])
+        ..boot(Short, 120, "2+2", &["opps-exact", "qemu"])
     },
     boot(Long, 30, "1", &["opps-exact", "governor"]),
     boot(Long, 20, "1", &[tools::SHELL]),

@@ -93,8 +93,8 @@ fn warnings(text: &str) -> usize {
     lines.filter(|line| !line.contains(" generated ")).count()
 }
 
-/// The crates' own tests: those marked `#[ignore]`, which take long, or the others. A test that prints
-/// `SKIP: reason` is a skipped one.
+/// The crates' own tests: with `ignored` those marked `#[ignore]`, which take long, else all others. A
+/// test that prints `SKIP: reason` is a skipped one.
 pub fn crates(artifacts: &Artifacts, repo: &Path, ignored: bool) -> Result<Vec<Tried>> {
     let step = Step::start("tests of the crates");
     let mut test = machine_cargo();
@@ -113,7 +113,7 @@ pub fn crates(artifacts: &Artifacts, repo: &Path, ignored: bool) -> Result<Vec<T
     let (held, text) = child_output::cargo(&mut test, &step)?;
     step.done();
     let mut tried = parse(&text);
-    // In the set that they are not of, they are not there at all.
+    // They belong to the other set, which runs and counts them.
     tried.retain(|one| one.verdict != Verdict::Skipped(IGNORED.to_owned()));
     let failed = tried
         .iter()

@@ -26,8 +26,8 @@ const MEM_MIB: u32 = 2048;
 const MEM_FOR_1_GIB_PAGE_MIB: u32 = 4096;
 
 /// The host's kernel stays at its address. A panic ends the run: it reboots, and the emulator's
-/// -no-reboot makes the reboot an end. Debian's certificates, of which nothing is verified here, are
-/// a third of a kernel's boot.
+/// -no-reboot makes the reboot an end. Nothing here is verified by Debian's certificates, and reading
+/// them takes 0.6 s of virtual time.
 const CMDLINE: &str =
     "nokaslr panic=-1 initcall_blacklist=load_system_certificate_list rdinit=/init";
 

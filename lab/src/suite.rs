@@ -332,8 +332,9 @@ mod tests {
 
     #[test]
     fn the_short_set_is_short() {
+        // Of the 15 minutes of `make test`, lints and the crates' tests take up to 5.
         let left = SuiteProgress::of(&boots::of(Short)).left(Duration::ZERO);
-        assert!(left <= Duration::from_secs(6 * 60), "{left:?}");
+        assert!(left <= Duration::from_secs(10 * 60), "{left:?}");
     }
 
     #[test]

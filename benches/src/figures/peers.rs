@@ -114,7 +114,7 @@ const TABLE: &[Compared] = &[
     Compared {
         ours: OUR_MOST,
         ..Compared::paths(
-            "the same after all this and an idle hour, `bpf` [KiB]",
+            "the same after these measurements and an idle hour, `bpf` [KiB]",
             |seen| kib(&seen.first()?["own_after_an_hour"]),
         )
     },

@@ -24,7 +24,8 @@ pub const INITRD: &str = "/lab/guest-initramfs";
 /// Memory of a guest.
 const MEM_MIB: u32 = 256;
 /// What every guest is booted with beside its console: /dev/mem on the registers that a driver has
-/// claimed; no certificates, of which nothing is verified here, and which take a third of the boot.
+/// claimed. Nothing is verified by Debian's certificates, and reading them takes 0.6 s of a boot of
+/// 1.75 s.
 pub const CMDLINE: &str = "quiet nokaslr panic=-1 iomem=relaxed initcall_blacklist=load_system_certificate_list rdinit=/init";
 
 /// A VMM.

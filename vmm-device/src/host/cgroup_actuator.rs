@@ -167,8 +167,9 @@ impl CgroupActuator {
     ///
     /// # Errors
     /// `NotFound` when there is no such vCPU, or the process of [`Self::for_process`] has no such
-    /// thread. Kind `Other` with a [`CgroupError::File`] when the kernel refuses the move (`ESRCH`: the thread has ended; `EACCES`): the thread stays in its
-    /// group. If only clearing the thread's own clamp fails, the error is as of
+    /// thread. Kind `Other` with a [`CgroupError::File`] when the kernel refuses the move (`ESRCH`:
+    /// the thread has ended; `EACCES`): the thread stays in its group. If only clearing the thread's
+    /// own clamp fails, the error is as of
     /// [`ThreadActuator::register_thread`](super::ThreadActuator::register_thread), and the thread
     /// is in its new group.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> io::Result<()> {

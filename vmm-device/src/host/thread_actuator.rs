@@ -151,8 +151,8 @@ pub fn uclamp_available() -> io::Result<()> {
         .map_err(|_| io::Error::other("the probe panicked"))?
 }
 
-/// Which threads run the vCPUs of which domain. Fixed in size; a request reads it without a call of
-/// the host.
+/// Which threads run the vCPUs of which domain. Fixed in size. A request reads it without a call of
+/// the host, except for a thread of another process: that it lives takes one pread.
 #[derive(Debug)]
 pub(super) struct DomainThreads {
     of_vcpus: Box<[DomainThread]>,

@@ -71,7 +71,7 @@ fn guests(policies: &[Policy]) -> Vec<(PeerVmm, Vec<PeerMetric>)> {
         clamp,
         actuator,
     };
-    // Behind the others: it has what they leave, too. The path `bpf` keeps the most.
+    // Last, so that it includes what the others leave. The path `bpf` keeps the most.
     let with_later = || [ALL, &[LATER]].concat();
     let mut guests = vec![
         (ours("exit", "floor", "auto"), ALL.to_vec()),
