@@ -5,19 +5,7 @@ use crate::kernel::Flavor::{self, Checked, Kcsan, Standard};
 use crate::qemu::GuestVmm;
 use crate::run::Driver::{self, Ours};
 use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
-
-use Set::Instrumented;
-
-/// Which command carries a boot out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Set {
-    /// `make test`, with the checks on the sources and the crates' own tests.
-    Short,
-    /// `make test-long`.
-    Long,
-    /// `make test-instrumented`.
-    Instrumented,
-}
+use crate::set::Set::{self, Instrumented};
 
 /// One boot of an emulated host and what is tried on it.
 pub struct Boot {

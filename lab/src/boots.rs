@@ -3,11 +3,11 @@
 
 use std::cmp::Reverse;
 
-use crate::boot::Set::{self, Instrumented, Long, Short};
 use crate::boot::{Boot, boot, checked, raced};
 use crate::kernel::Flavor::{Checked, Old, Rt};
 use crate::qemu::GuestVmm;
 use crate::run::Driver::Mainline;
+use crate::set::Set::{self, Instrumented, Long, Short};
 use crate::tools;
 
 /// The tests on a drawn topology: each OPP, and each ramp five times, within three ticks. A ramp

@@ -12,17 +12,19 @@ use crate::cross::{self, HOST_FEATURES};
 use crate::kernel_source;
 use crate::known::KnownVersions;
 use crate::progress::{Step, above};
+use crate::set::Set;
 use crate::supply;
 use crate::verdict::{Tried, Verdict, tell};
 
-/// Formatting, lints, dependencies.
-pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
+/// Formatting, lints, dependencies: of a set. The lints of another compiler, and those for another
+/// machine than the product's, seldom find what the short set's don't.
+pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<Tried>> {
     let (cache, root) = artifacts.tools();
     let known = KnownVersions::read(repo)?;
     let compiler = root.version("rustc")?;
     let strict = known.rustc.contains(&compiler);
     let mut tried = Vec::new();
-    for (name, check) in cross::lints(cache, root, repo, strict)? {
+    for (name, check) in cross::lints((cache, root), repo, strict, set)? {
         let name = format!("{name}, {compiler}");
         if strict {
             tried.push(check.tried(name, (cache, root), repo));
@@ -34,10 +36,10 @@ pub fn sources(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
             note(&name, &text);
         }
     }
-    if let Some(one) = machine_lints(&known, repo)? {
-        tried.push(one);
+    match set {
+        Set::Long => tried.extend(machine_lints(&known, repo)?),
+        _ => tried.extend(supply::dependencies(cache, repo)?),
     }
-    tried.extend(supply::dependencies(cache, repo)?);
     tried.iter().for_each(tell);
     Ok(tried)
 }
@@ -93,15 +95,15 @@ fn warnings(text: &str) -> usize {
     lines.filter(|line| !line.contains(" generated ")).count()
 }
 
-/// The crates' own tests: with `ignored` those marked `#[ignore]`, which take long, else all others. A
-/// test that prints `SKIP: reason` is a skipped one.
-pub fn crates(artifacts: &Artifacts, repo: &Path, ignored: bool) -> Result<Vec<Tried>> {
+/// The crates' own tests: the long set's are those marked `#[ignore]`, which take long. A test that
+/// prints `SKIP: reason` is a skipped one.
+pub fn crates(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<Tried>> {
     let step = Step::start("tests of the crates");
     let mut test = machine_cargo();
     test.args(["test", "--workspace", "--locked", "--no-fail-fast"])
         .args(HOST_FEATURES)
         .args(["--", "--show-output"])
-        .args(ignored.then_some("--ignored"))
+        .args((set == Set::Long).then_some("--ignored"))
         .current_dir(repo)
         // The device tree's tests compile and check it with these.
         .env("VCPUFREQ_LAB_ROOT", artifacts.root.dir())

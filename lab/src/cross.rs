@@ -13,6 +13,7 @@ use crate::child_output::{self, CARGO_BAR};
 use crate::kernel::ModuleSource;
 use crate::progress::{Step, above};
 use crate::root::Root;
+use crate::set::Set;
 use crate::tree::RootUse;
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -36,12 +37,11 @@ const DEMO: &[&str] = &[
 ];
 const TESTS: &[&str] = &["--release", "--features", "vcpufreq-tests/bpf"];
 
-/// What clippy looks at: all that is compiled for arm64, and its tests.
+/// What clippy and rustdoc look at: all that is compiled for arm64.
 const LINTED: &[&str] = &[
     "--workspace",
     "--exclude",
     "vcpufreq-lab",
-    "--all-targets",
     "--features",
     "vcpufreq-tests/bpf,vcpufreq-device/kvm-ioctls",
 ];
@@ -94,15 +94,15 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: RootUse) -> Resul
     Ok(target.join(TARGET).join(profile))
 }
 
-/// clippy, rustdoc and rustfmt on all sources, for this machine and for arm64, with the features that
-/// the programs are built with: by the root's tools, which are of its compiler's version. For arm64
-/// in release, as the programs are: so libbpf isn't compiled once more. With `strict` a warning is an
-/// error.
+/// clippy, rustdoc and rustfmt on all sources, with the features that the programs are built with: by
+/// the root's tools, which are of its compiler's version. The short set's are for arm64, and in
+/// release, as the programs are: so nothing is compiled for them alone. The long set's are for this
+/// machine. With `strict` a warning is an error.
 pub fn lints(
-    cache: &Cache,
-    root: &Root,
+    (cache, root): (&Cache, &Root),
     repo: &Path,
     strict: bool,
+    set: Set,
 ) -> Result<Vec<(String, Check)>> {
     let crates = crates(cache, root, repo)?;
     let target = root.inside(&target(cache, root, repo)?)?;
@@ -133,32 +133,42 @@ pub fn lints(
     let clippy = ["/usr/bin/cargo-clippy", "clippy", locked[0], locked[1]];
     let doc = [CARGO, "doc", locked[0], locked[1], "--no-deps"];
     let all = [&["--workspace"][..], &here, &HOST_FEATURES].concat();
-    let device = ["-p", "vcpufreq-device", "--no-default-features"];
-    let bpf = ["-p", "vcpufreq-host-bpf", "--features", "load"];
-    let runs = [
-        ("clippy", [&clippy[..], &all, &["--all-targets"]].concat()),
-        (
-            "clippy of the device without features",
-            [&clippy[..], &here, &device].concat(),
-        ),
-        (
-            "clippy of the device with feature host",
-            [&clippy[..], &here, &device, &["--features", "host"]].concat(),
-        ),
-        (
-            "clippy for arm64 with BPF",
-            [&clippy[..], &arm, LINTED].concat(),
-        ),
-        ("rustdoc", [&doc[..], &all].concat()),
-        (
-            "rustdoc for arm64 with BPF",
-            [&doc[..], &arm, &bpf].concat(),
-        ),
-        (
-            "rustfmt",
-            vec!["/usr/bin/cargo-fmt", "fmt", "--all", "--check"],
-        ),
-    ];
+    let device = [
+        &arm[..],
+        &["-p", "vcpufreq-device", "--no-default-features"],
+    ]
+    .concat();
+    let lab = [&here[..], &["-p", "vcpufreq-lab", "--all-targets"]].concat();
+    let with = |command: &[&'static str], words: &[&'static str]| [command, words].concat();
+    let runs = match set {
+        Set::Long => vec![
+            (
+                "clippy for x86-64",
+                with(&clippy, &with(&all, &["--all-targets"])),
+            ),
+            ("rustdoc for x86-64", with(&doc, &all)),
+        ],
+        _ => vec![
+            (
+                "clippy",
+                with(&clippy, &[&arm[..], LINTED, &["--all-targets"]].concat()),
+            ),
+            (
+                "clippy of the device without features",
+                with(&clippy, &device),
+            ),
+            (
+                "clippy of the device with feature host",
+                with(&clippy, &with(&device, &["--features", "host"])),
+            ),
+            ("clippy of the lab", with(&clippy, &lab)),
+            ("rustdoc", with(&doc, &with(&arm, LINTED))),
+            (
+                "rustfmt",
+                vec!["/usr/bin/cargo-fmt", "fmt", "--all", "--check"],
+            ),
+        ],
+    };
     Ok(runs
         .into_iter()
         .map(|(name, words)| (name.to_owned(), check(name, &words)))

@@ -46,6 +46,7 @@ mod qemu;
 mod result_port;
 mod root;
 mod run;
+mod set;
 mod shell;
 mod shell_check;
 mod suite;
@@ -64,7 +65,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::boot::Set;
+use crate::set::Set;
 
 /// Exit codes: 0 all held, 1 something didn't hold, 2 it could not be tried.
 #[derive(Debug, Parser)]

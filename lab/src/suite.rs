@@ -6,8 +6,8 @@
 //! with its reason, and counted as skipped. No test is tried again because it failed.
 
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 
 use crate::artifacts::Artifacts;
 use crate::boot::Boot;
-use crate::boot::Set::{self, Instrumented, Long, Short};
 use crate::boots;
 use crate::c_checks;
 use crate::checks;
@@ -25,6 +24,7 @@ use crate::kernel::Flavor;
 use crate::out;
 use crate::progress::{Step, above};
 use crate::run::Options;
+use crate::set::Set::{self, Instrumented, Long, Short};
 use crate::verdict::{Counts, Tried, Verdict, tell};
 use crate::{shell_check, tools};
 
@@ -32,15 +32,21 @@ use crate::{shell_check, tools};
 /// failed.
 pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) -> Result<bool> {
     let started = Instant::now();
-    let mut tried = Vec::new();
-    match set {
-        Short if later_us.is_none() => tried.extend(checks(artifacts, repo)?),
-        Long if later_us.is_none() => tried.extend(checks::crates(artifacts, repo, true)?),
-        _ => (),
-    }
+    let none = || Ok(Vec::new());
+    let of_c = || c_checks::all(artifacts, repo);
+    let of_rust = || {
+        let mut tried = checks::sources(artifacts, repo, set)?;
+        tried.extend(checks::crates(artifacts, repo, set)?);
+        Ok(tried)
+    };
+    let first: [&Checks; 2] = match set {
+        _ if later_us.is_some() => [&none, &none],
+        Short => [&of_rust, &of_c],
+        Long => [&of_rust, &none],
+        Instrumented => [&none, &none],
+    };
     let boots = boots::of(set);
-    let (of_boots, results) = boot_all(artifacts, repo, &boots, later_us.unwrap_or(0));
-    tried.extend(of_boots);
+    let (tried, results) = boot_all(artifacts, repo, &boots, (later_us.unwrap_or(0), first))?;
     let file = match set {
         Short => "test.json",
         Long => "test-long.json",
@@ -53,62 +59,69 @@ pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) 
     Ok(summary(&tried, started))
 }
 
-/// The checks that need no emulated host. Those of the C code keep one CPU busy, cargo's the others.
-fn checks(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
-    std::thread::scope(|scope| {
-        let of_c = scope.spawn(|| c_checks::all(artifacts, repo));
-        let mut tried = checks::sources(artifacts, repo)?;
-        tried.extend(checks::crates(artifacts, repo, false)?);
-        let of_c = of_c.join();
-        tried.extend(of_c.map_err(|_| anyhow!("a panic in the checks of the C code"))??);
-        Ok(tried)
-    })
-}
+/// What one thread does before it boots hosts: checks that need none.
+type Checks<'a> = dyn Fn() -> Result<Vec<Tried>> + Sync + 'a;
 
-/// Boots two hosts at a time, in this order: an emulated host keeps one CPU busy. What was tried,
-/// and all that the scenarios report, with the host that each ran on.
+/// Boots two hosts at a time, in this order: an emulated host keeps one CPU busy. So do the checks
+/// that come first in each thread. What was tried, and all that the scenarios report, with the host
+/// that each ran on. If a check can't be carried out, that ends all.
 fn boot_all(
     artifacts: &Artifacts,
     repo: &Path,
     boots: &[&Boot],
-    later_us: u64,
-) -> (Vec<Tried>, Vec<Value>) {
-    let step = Step::start("emulated hosts");
+    (later_us, first): (u64, [&Checks; 2]),
+) -> Result<(Vec<Tried>, Vec<Value>)> {
     let next = AtomicUsize::new(0);
     let pace = Mutex::new(SuiteProgress::of(boots));
     let tried = Mutex::new(Vec::new());
     let repeats = Mutex::new(Vec::new());
     let all = Mutex::new(Vec::new());
-    step.note(&format!("0 of {} have ended", boots.len()));
-    step.expect(lock(&pace).left(Duration::ZERO));
-    let started = Instant::now();
-    std::thread::scope(|scope| {
-        for _ in 0..AT_A_TIME {
-            scope.spawn(|| {
-                while let Some(boot) = boots.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    lock(&pace).begins(boot);
-                    let (mut news, results) = boot.carry_out(artifacts, repo, later_us);
-                    if boot.scenarios == ["repeat"] {
-                        lock(&repeats).extend(results.clone());
-                    }
-                    lock(&all).extend(results);
-                    lock(&tried).append(&mut news);
-                    let mut pace = lock(&pace);
-                    pace.ends(boot);
-                    step.note(&format!("{} of {} have ended", pace.ended, boots.len()));
-                    step.expect(pace.left(started.elapsed()));
-                }
-            });
+    let progress = OnceLock::new();
+    let begin = || {
+        let step = Step::start("emulated hosts");
+        step.note(&format!("0 of {} have ended", boots.len()));
+        step.expect(lock(&pace).left(Duration::ZERO));
+        (step, Instant::now())
+    };
+    let carry_out = |checks: &Checks| {
+        match checks() {
+            Ok(mut news) => lock(&tried).append(&mut news),
+            Err(error) => {
+                next.store(boots.len(), Ordering::Relaxed);
+                return Err(error);
+            }
         }
-    });
-    step.done();
+        while let Some(boot) = boots.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (step, started) = progress.get_or_init(begin);
+            lock(&pace).begins(boot);
+            let (mut news, results) = boot.carry_out(artifacts, repo, later_us);
+            if boot.scenarios == ["repeat"] {
+                lock(&repeats).extend(results.clone());
+            }
+            lock(&all).extend(results);
+            lock(&tried).append(&mut news);
+            let mut pace = lock(&pace);
+            pace.ends(boot);
+            step.note(&format!("{} of {} have ended", pace.ended, boots.len()));
+            step.expect(pace.left(started.elapsed()));
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads = first.map(|checks| scope.spawn(|| carry_out(checks)));
+        let ends = threads.map(|thread| thread.join().map_err(|_| anyhow!("a panic of the lab")));
+        ends.into_iter().try_for_each(|end| end?)
+    })?;
+    if let Some((step, _)) = progress.into_inner() {
+        step.done();
+    }
     let mut tried = tried.into_inner().unwrap_or_default();
     let repeats = repeats.into_inner().unwrap_or_default();
     match &repeats[..] {
         [] => (),
         all => tried.push(same(all)),
     }
-    (tried, all.into_inner().unwrap_or_default())
+    Ok((tried, all.into_inner().unwrap_or_default()))
 }
 
 const SAME: &str = "2+2: two runs give identical event logs";
