@@ -141,7 +141,7 @@ class Guest:
             [*self._machine(), *devices, *tree, "-M", f"{self.machine['board']},memory-backend=ram",
              "-kernel", self.kernel, "-initrd", f"{self.path}/initrd", "-serial", "stdio",
              "-append", f"console={self.machine['console']} quiet loglevel=0 rdinit=/init nokaslr "
-             # A third of the boot, for certificates that nothing here uses.
+             # It reads certificates, slowly, by which nothing here is verified.
              "initcall_blacklist=load_system_certificate_list "
              "cpufreq.default_governor=performance"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)

@@ -16,8 +16,8 @@ use crate::set::Set;
 use crate::supply;
 use crate::verdict::{Tried, Verdict, tell};
 
-/// Formatting, lints, dependencies: of a set. The lints of another compiler, and those for another
-/// machine than the product's, seldom find what the short set's don't.
+/// A set's checks of formatting, lints and dependencies. The long set has the lints for x86-64 and
+/// those of the machine's own compiler: they look at the same sources as the short set's.
 pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<Tried>> {
     let (cache, root) = artifacts.tools();
     let known = KnownVersions::read(repo)?;

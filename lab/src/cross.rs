@@ -96,8 +96,8 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: RootUse) -> Resul
 
 /// clippy, rustdoc and rustfmt on all sources, with the features that the programs are built with: by
 /// the root's tools, which are of its compiler's version. The short set's are for arm64, and in
-/// release, as the programs are: so nothing is compiled for them alone. The long set's are for this
-/// machine. With `strict` a warning is an error.
+/// release, as the programs are: so libbpf isn't compiled once more. The lab's are for this machine,
+/// as all of the long set's. With `strict` a warning is an error.
 pub fn lints(
     (cache, root): (&Cache, &Root),
     repo: &Path,

@@ -125,7 +125,7 @@ fn boot_all(
 }
 
 const SAME: &str = "2+2: two runs give identical event logs";
-/// Emulated hosts.
+/// Emulated hosts that run at the same time, each in a thread of its own.
 const AT_A_TIME: u32 = 2;
 
 /// How far the boots are, by the time that each takes about.

@@ -106,13 +106,13 @@ fn deny(cache: &Cache, repo: &Path, what: &[&str]) -> Result<(bool, String)> {
 /// The folder of a program that a crate of the registry has.
 pub fn tool(cache: &Cache, name: &str, version: &str) -> Result<PathBuf> {
     cache.entry(name, version, |to| {
-        let step = Step::start(format!("{name} (3 minutes, once)"));
+        let step = Step::start(format!("{name} (minutes, once)"));
         // In namespaces, so that it ends with this process: half an install
         // would go on writing into a folder that the next run removes.
         let mut install = namespace::command(Users::Root);
         install
             .arg(machine_cargo().get_program())
-            // Compiled in half the time, and it does little.
+            // Without optimization: it runs for seconds, and compiles for minutes.
             .args(["install", "--debug", "--locked", "--version", version])
             .args([name, "--root"])
             .arg(to)
