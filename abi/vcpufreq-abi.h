@@ -24,6 +24,11 @@
 
 #define VCPUFREQ_FEATURE_ANY_CPU	0x1	/* bit: any CPU may write any set_perf */
 #define VCPUFREQ_FEATURE_PERF_CAP	0x2	/* bit: perf_cap is known; it reads 0 without */
+#define VCPUFREQ_FEATURE_CEILING	0x4	/* bit: set_perf takes ceilings */
+
+#define VCPUFREQ_SET_PERF_KHZ		0x0fffffff	/* bits of set_perf: the request, kHz */
+#define VCPUFREQ_CEILING_SHIFT		28	/* bits above: a ceiling for so many ms */
+#define VCPUFREQ_CEILING_MS_MAX		15
 
 #define VCPUFREQ_REG_WIDTH		4	/* bytes: of every register */
 #define VCPUFREQ_STRIDE			0x1000	/* bytes: from one vCPU's page to the next */

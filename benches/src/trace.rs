@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use vcpufreq_device::{MAX_VCPUS, REG_SET_PERF, REGION_STRIDE};
+use vcpufreq_device::{MAX_VCPUS, REG_SET_PERF, REGION_STRIDE, SET_PERF_KHZ};
 
 use crate::tracefs::{FrequencyEvent, INSTANCES, Instance, Mmio, Switch, TraceLine, events};
 use crate::undo::{self, INSTANCE};
@@ -130,7 +130,9 @@ impl RepeatEvents {
             "cpu_frequency" => self.changes.push(FrequencyEvent::read(line)?),
             "sched_switch" => self.switches.push(Switch::read(line)?),
             "kvm_mmio" if line.tail.starts_with("mmio write ") => {
-                let write = Mmio::read(line)?;
+                let mut write = Mmio::read(line)?;
+                // A ceiling or not, it requests a frequency.
+                write.value &= u64::from(SET_PERF_KHZ);
                 let request = is_set_perf(write.address, base).then_some(write);
                 self.requests.extend(request);
             }

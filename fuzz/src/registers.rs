@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use vcpufreq_device::{MmioRegion, VcpuId};
+use vcpufreq_device::{MmioRegion, SET_PERF_KHZ, VcpuId};
 
 use crate::machine::{VCPUS, check, device, minimum};
 use crate::operations;
@@ -25,7 +25,7 @@ impl RegisterModel {
     fn write(&mut self, vcpu: usize, register: u64, value: u32) {
         match register {
             0x04 => {
-                let (domain, minimum) = minimum(vcpu, value);
+                let (domain, minimum) = minimum(vcpu, value & SET_PERF_KHZ);
                 self.minima[domain] = minimum;
             }
             0x0c => self.selected[vcpu] = value,
@@ -42,7 +42,7 @@ impl RegisterModel {
             0x08 => u32::try_from(table.len()).ok(),
             0x10 => Some(selected.and_then(|n| table.get(n)).copied().unwrap_or(0)),
             0x14 => Some(domain),
-            0x100 => Some(3),
+            0x100 => Some(7),
             0x108 => table.last().copied(),
             _ => Some(0),
         }

@@ -19,14 +19,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::config::{ConfigError, CurPerfVisibility, DeviceConfig, VcpuSpec};
+use crate::config::{ClampMode, ConfigError, CurPerfVisibility, DeviceConfig, VcpuSpec};
 use crate::counters::{Counter, CounterSnapshot, Counters};
 use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Limit, Monotonic};
 use crate::pages::RegisterPages;
 use crate::policy::{self, Clamp};
 use crate::ports::{Actuator, Event, Events, Source};
-use crate::regs::{FEATURE_ANY_CPU, FEATURE_PERF_CAP, WriteReg};
+use crate::regs::{FEATURE_ANY_CPU, FEATURE_CEILING, FEATURE_PERF_CAP, WriteReg};
 use crate::sample_order::SampleOrder;
 use crate::units::{DomainId, Khz, VcpuId};
 use residency::{Residency, entry_of, us};
@@ -139,12 +139,15 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     /// What it has beyond the registers of the binding.
     pub(crate) fn features(&self) -> u32 {
+        // A real-time guest's vCPUs are kept fast, and its driver has no tick to renew ceilings in.
         let any_cpu = self.actuator.serves_any_vcpu();
         let perf_cap = self.config.visibility != CurPerfVisibility::Request;
-        [(any_cpu, FEATURE_ANY_CPU), (perf_cap, FEATURE_PERF_CAP)]
-            .into_iter()
-            .filter(|(has, _)| *has)
-            .fold(0, |all, (_, feature)| all | feature)
+        let features = [
+            (any_cpu, FEATURE_ANY_CPU | FEATURE_CEILING),
+            (perf_cap, FEATURE_PERF_CAP),
+        ];
+        let has = features.into_iter().filter(|(has, _)| *has);
+        has.fold(0, |all, (_, feature)| all | feature)
     }
 
     /// Where its frequencies come from.
@@ -175,13 +178,13 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         match reg {
             WriteReg::SetPerf => {
                 let domain = &self.domains[page.domain];
+                let request = Request::written(vcpu, by, value);
                 self.events.record(&Event::Request {
                     vcpu,
                     domain: domain.id(),
-                    khz: Khz(value),
+                    khz: request.khz,
                 });
-                let khz = Khz(value);
-                self.limited_request(domain, Request { vcpu, by, khz });
+                self.limited_request(domain, request);
             }
             WriteReg::PerftblSel => {
                 page.selected.store(value, Relaxed);
@@ -197,8 +200,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             return;
         };
         let domain = &self.domains[page.domain];
-        let by = None;
-        if domain.adopt_request(Request { vcpu, by, khz }) {
+        if domain.adopt_request(Request::written(vcpu, None, khz.0)) {
             page.counters.outcomes.requests.bump();
             self.apply_pending(domain, self.clock.0.now_ns());
         }
@@ -225,6 +227,27 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         waits.min()
     }
 
+    /// Ends ceilings that the guest has not written again in time. Returns how long the next one
+    /// holds, if there is one. To be called that much later, and after each [`Event::Ceiling`].
+    pub fn lift_ceilings(&self) -> Option<Duration> {
+        let now = self.clock.0.now_ns();
+        let left = self.domains.iter().filter_map(|domain| {
+            let until = domain.ceiling_until()?;
+            if until > now {
+                return Some(Duration::from_nanos(until - now));
+            }
+            if let Ok(lifted) = domain.lift_ceiling(until) {
+                if let Some(request) = lifted {
+                    self.of(request).requests.bump();
+                }
+                // Also one that waits for a token: the ceiling was that of an older one.
+                self.apply_pending(domain, now);
+            }
+            None
+        });
+        left.min()
+    }
+
     /// Takes all requests back and forgets what the guest has selected, for a guest that starts
     /// anew. Counters go on.
     pub fn reset(&self) {
@@ -239,8 +262,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     pub fn withdraw(&self) {
         for domain in &self.domains {
             if let Some(newest) = domain.newest().filter(Request::asks) {
-                let khz = Khz(0);
-                self.request(domain, Request { khz, ..newest });
+                self.request(domain, Request::written(newest.vcpu, newest.by, 0));
             }
         }
     }
@@ -309,6 +331,11 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     fn publish(&self, domain: &Domain, request: Request) {
         self.of(request).requests.bump();
+        let held_ns = u64::from(request.ceiling_ms) * 1_000_000;
+        if held_ns != 0 && domain.hold_ceiling(self.clock.0.now_ns() + held_ns) {
+            let domain = domain.id();
+            self.events.record(&Event::Ceiling { domain });
+        }
         if let Some(older) = domain.publish(request) {
             self.count(&Event::Superseded {
                 vcpu: older.vcpu,
@@ -342,8 +369,10 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     fn clamp(&self, request: Request) -> Clamp {
         let config = &self.config;
         let spec = config.vcpus.get(request.vcpu.index());
+        let mode = (request.ceiling_ms != 0).then_some(ClampMode::Exact);
+        let mode = mode.unwrap_or(config.mode);
         spec.map_or(Clamp::NONE, |spec| {
-            policy::clamp(spec, request.khz, config.mode, config.headroom).clamp
+            policy::clamp(spec, request.khz, mode, config.headroom).clamp
         })
     }
 

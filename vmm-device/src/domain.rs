@@ -15,7 +15,7 @@ use std::sync::{PoisonError, TryLockError};
 
 use crate::limit::Bucket;
 use crate::policy::Clamp;
-use crate::regs::MAX_VCPUS;
+use crate::regs::{CEILING_SHIFT, MAX_VCPUS, SET_PERF_KHZ};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, fence};
 use crate::units::{DomainId, Khz, VcpuId};
 
@@ -30,11 +30,23 @@ pub(crate) struct Request {
     pub vcpu: VcpuId,
     /// The vCPU that wrote it, if that is known: of any domain.
     pub by: Option<VcpuId>,
-    /// The value written; 0 takes the domain's request back.
+    /// The frequency; 0 takes the domain's request back.
     pub khz: Khz,
+    /// For so long no more than that, either; 0: no ceiling.
+    pub ceiling_ms: u32,
 }
 
 impl Request {
+    /// That of a `value` in set_perf of `vcpu`.
+    pub fn written(vcpu: VcpuId, by: Option<VcpuId>, value: u32) -> Self {
+        Self {
+            vcpu,
+            by,
+            khz: Khz(value & SET_PERF_KHZ),
+            ceiling_ms: value >> CEILING_SHIFT,
+        }
+    }
+
     /// Whether it requests a frequency. 0 withdraws the domain's request.
     pub fn asks(&self) -> bool {
         self.khz != Khz(0)
@@ -52,6 +64,8 @@ pub(crate) struct Domain {
     last_round: AtomicBool,
     /// The newest request may be waiting for a token.
     deferred: AtomicBool,
+    /// Until when its requests' ceiling holds, in ns of the device's clock; 0: there is none.
+    ceiling_until: AtomicU64,
     /// Pays for requests of unknown writers.
     pub bucket: Bucket,
 }
@@ -64,6 +78,7 @@ impl Domain {
             in_force: Mutex::new(None),
             last_round: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
+            ceiling_until: AtomicU64::new(0),
             bucket: Bucket::default(),
         }
     }
@@ -80,6 +95,26 @@ impl Domain {
             return None;
         }
         self.newest.peek().filter(|_| self.newest.is_pending())
+    }
+
+    /// Has the ceiling of its requests hold until then; whether none did before.
+    pub fn hold_ceiling(&self, until_ns: u64) -> bool {
+        self.ceiling_until.swap(until_ns.max(1), SeqCst) == 0
+    }
+
+    /// When the ceiling ends.
+    pub fn ceiling_until(&self) -> Option<u64> {
+        let until_ns = self.ceiling_until.load(SeqCst);
+        (until_ns != 0).then_some(until_ns)
+    }
+
+    /// Takes the ceiling of the newest request away, unless it holds for longer than that by now.
+    /// `Ok`: the newest request is to be put into force by [`Domain::apply_pending`], and one that
+    /// was in force. A ceiling that is written meanwhile may end too: the guest writes it again.
+    pub fn lift_ceiling(&self, until_ns: u64) -> Result<Option<Request>, u64> {
+        let ceiling = &self.ceiling_until;
+        ceiling.compare_exchange(until_ns, 0, SeqCst, SeqCst)?;
+        Ok(self.newest.lift_ceiling())
     }
 
     pub fn id(&self) -> DomainId {
@@ -180,6 +215,13 @@ impl Newest {
         (before & PENDING == 0).then(|| unpack(before))
     }
 
+    fn lift_ceiling(&self) -> Option<Request> {
+        let ceiling = u64::from(!SET_PERF_KHZ);
+        let lifted = |word| (word & ceiling != 0).then_some(word & !ceiling | PENDING);
+        let before = self.0.fetch_update(SeqCst, SeqCst, lifted).ok()?;
+        (before & PENDING == 0).then(|| unpack(before & !ceiling))
+    }
+
     fn take(&self) -> Option<Request> {
         let before = self.0.fetch_and(!PENDING, SeqCst);
         (before & PENDING != 0).then(|| unpack(before))
@@ -202,17 +244,16 @@ const _: () = assert!(MAX_VCPUS < 1 << 14);
 
 fn pack(request: Request) -> u64 {
     let by = request.by.map_or(0, |by| (by.0 + 1) & BY_MASK);
-    SOME | (u64::from(by) << BY) | (u64::from(request.vcpu.0) << 32) | u64::from(request.khz.0)
+    let value = (request.khz.0 & SET_PERF_KHZ) | (request.ceiling_ms << CEILING_SHIFT);
+    SOME | (u64::from(by) << BY) | (u64::from(request.vcpu.0) << 32) | u64::from(value)
 }
 
 fn unpack(word: u64) -> Request {
     let [k0, k1, k2, k3, v0, v1, b0, b1] = word.to_le_bytes();
     let by = u16::from_le_bytes([b0, b1]) & BY_MASK;
-    Request {
-        vcpu: VcpuId(u16::from_le_bytes([v0, v1])),
-        by: by.checked_sub(1).map(VcpuId),
-        khz: Khz(u32::from_le_bytes([k0, k1, k2, k3])),
-    }
+    let vcpu = VcpuId(u16::from_le_bytes([v0, v1]));
+    let by = by.checked_sub(1).map(VcpuId);
+    Request::written(vcpu, by, u32::from_le_bytes([k0, k1, k2, k3]))
 }
 
 #[cfg(test)]
@@ -238,9 +279,8 @@ mod tests {
     #[test]
     fn a_request_is_what_was_packed() {
         let last = VcpuId(511);
-        for (vcpu, by, khz) in [(VcpuId(0), None, 0), (last, Some(last), u32::MAX)] {
-            let khz = Khz(khz);
-            let request = Request { vcpu, by, khz };
+        for (vcpu, by, value) in [(VcpuId(0), None, 0), (last, Some(last), u32::MAX)] {
+            let request = Request::written(vcpu, by, value);
             assert_eq!(unpack(pack(request) | PENDING), request);
         }
     }
@@ -256,18 +296,13 @@ mod tests {
                 let (domain, writing, checking, left) = (&domain, &writing, &checking, &left);
                 scope.spawn(move || {
                     for round in 1..=100_000 {
-                        let khz = Khz(round);
                         let vcpu = VcpuId(vcpu);
                         meet(writing, 2 * round - 1);
                         // One of the two comes a little later, each time at another moment.
                         for _ in 0..u32::from(vcpu.0) * (round % 64) {
                             std::hint::spin_loop();
                         }
-                        domain.publish(Request {
-                            vcpu,
-                            by: Some(vcpu),
-                            khz,
-                        });
+                        domain.publish(Request::written(vcpu, Some(vcpu), round));
                         domain.apply_pending(|_, in_force| in_force);
                         meet(writing, 2 * round);
                         if vcpu.0 == 0 && domain.newest.is_pending() {

@@ -169,6 +169,12 @@ pub enum Event {
         /// Its domain.
         domain: DomainId,
     },
+    /// A domain's request is a ceiling too, which none was before:
+    /// [`Device::lift_ceilings`](crate::Device::lift_ceilings) ends it.
+    Ceiling {
+        /// The domain.
+        domain: DomainId,
+    },
     /// The host did not put the clamp into force.
     Refused {
         /// Whose request.

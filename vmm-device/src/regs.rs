@@ -43,6 +43,17 @@ pub const REG_EXTENSIONS: u64 = 0x100;
 pub const FEATURE_ANY_CPU: u32 = 1;
 /// Of `REG_FEATURES`: `REG_PERF_CAP` is known.
 pub const FEATURE_PERF_CAP: u32 = 2;
+/// Of `REG_FEATURES`: `REG_SET_PERF` has a number of ms at [`CEILING_SHIFT`].
+pub const FEATURE_CEILING: u32 = 4;
+
+/// Bits of a value of `REG_SET_PERF`: the frequency, in kHz.
+pub const SET_PERF_KHZ: u32 = (1 << CEILING_SHIFT) - 1;
+/// Of the bits above: for how many ms the request is a ceiling too; 0: it is none. A driver that
+/// writes it again in each tick asks for a little more than a tick's. If a request is lost, its guest
+/// is held down for no longer.
+pub const CEILING_SHIFT: u32 = 28;
+/// The most of these: 15 ms, more than a tick of the slowest guests (HZ = 100).
+pub const CEILING_MS_MAX: u32 = u32::MAX >> CEILING_SHIFT;
 
 /// Size in bytes of the region of a device with `vcpus` vCPUs: a multiple of 64 KiB, so that no
 /// host page holds anything else.

@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::domain::Request;
 use crate::ports::{Actuator, Events, Source};
 use crate::regs::MAX_VCPUS;
-use crate::units::{DomainId, Khz, VcpuId};
+use crate::units::{DomainId, VcpuId};
 
 /// What a device remembers. Untrusted until it is a [`CheckedState`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -160,11 +160,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             self.show_memory(vcpu);
         }
         for saved in &state.requests {
-            let request = Request {
-                vcpu: VcpuId(saved.vcpu),
-                by: None,
-                khz: Khz(saved.khz),
-            };
+            let request = Request::written(VcpuId(saved.vcpu), None, saved.khz);
             let domain = self.domains.iter().find(|d| d.id().0 == saved.domain);
             if let Some(domain) = domain {
                 self.request(domain, request);

@@ -139,7 +139,10 @@ fn pages_show_the_registers_and_nothing_else() {
         assert_eq!(page[..6], [1_800_000, 0, 3, 0, 600_000, domain]);
         let [features, cap] =
             [REG_FEATURES, REG_PERF_CAP].map(|at| usize::try_from(at / 4).unwrap());
-        assert_eq!(page[features], FEATURE_ANY_CPU | FEATURE_PERF_CAP);
+        assert_eq!(
+            page[features],
+            FEATURE_ANY_CPU | FEATURE_CEILING | FEATURE_PERF_CAP
+        );
         assert_eq!(page[cap], 1_800_000);
         let others = (0..)
             .zip(&page[6..])
@@ -203,7 +206,7 @@ fn a_cap_shows_no_more_than_cur_perf_does() {
     hidden.device.set_cap(DomainId(0), Some(Khz(TABLE[0])));
     assert_eq!(caps(&hidden, &memory), [0; 3]);
     let features = hidden.device.read(VcpuId(0), ReadReg::Features);
-    assert_eq!(features, FEATURE_ANY_CPU);
+    assert_eq!(features, FEATURE_ANY_CPU | FEATURE_CEILING);
 }
 
 #[test]
@@ -500,7 +503,8 @@ fn a_device_whose_actuator_serves_its_own_alone_says_so() {
     };
     assert_eq!(read(Arc::new(Own)), FEATURE_PERF_CAP);
     let any: Arc<RecordingActuator> = Arc::default();
-    assert_eq!(read(any), FEATURE_ANY_CPU | FEATURE_PERF_CAP);
+    let all = FEATURE_ANY_CPU | FEATURE_CEILING | FEATURE_PERF_CAP;
+    assert_eq!(read(any), all);
 }
 
 #[test]

@@ -24,7 +24,7 @@ mod policy {
     pub use vcpufreq_device::Clamp;
 }
 mod regs {
-    pub use vcpufreq_device::MAX_VCPUS;
+    pub use vcpufreq_device::{CEILING_SHIFT, MAX_VCPUS, SET_PERF_KHZ};
 }
 mod sync;
 mod table {
@@ -47,7 +47,7 @@ use ioeventfd::WritesScene;
 use limit::{Bucket, Limit, RateLimit};
 use residency::Residency;
 use sample_order::SampleOrder;
-use units::{DomainId, Khz, VcpuId};
+use units::{DomainId, VcpuId};
 
 /// A domain, and its host.
 struct DomainScene {
@@ -72,11 +72,7 @@ impl DomainScene {
     }
 
     fn publish(&self, khz: u32) {
-        let older = self.domain.publish(Request {
-            vcpu: VcpuId(0),
-            by: None,
-            khz: Khz(khz),
-        });
+        let older = self.domain.publish(Request::written(VcpuId(0), None, khz));
         self.unanswered
             .fetch_add(i32::from(older.is_none()), Relaxed);
     }

@@ -212,9 +212,13 @@ impl EventStats {
 
     fn wake_maintenance(&self) {
         if !self.limited.swap(true, SeqCst) {
-            if let Some(thread) = self.maintenance.get() {
-                thread.unpark();
-            }
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = self.maintenance.get() {
+            thread.unpark();
         }
     }
 
@@ -249,6 +253,7 @@ impl Events for EventStats {
         self.time(event);
         match event {
             Event::Limited { .. } => self.wake_maintenance(),
+            Event::Ceiling { .. } => return self.wake(),
             Event::SourceFailed { .. } => self.source_failed.store(true, Relaxed),
             Event::Refused { error, .. } => {
                 // Only the first one is kept.

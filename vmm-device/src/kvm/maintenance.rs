@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The maintenance thread. It opens the source's files anew after a read has failed (pCPUs and
-//! cpufreq drivers come and go), puts rate-limited requests into force when they have a token, and
-//! checks for host changes.
+//! cpufreq drivers come and go), puts rate-limited requests into force when they have a token, ends
+//! ceilings that the guest no longer writes, and checks for host changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -55,11 +55,15 @@ impl MaintenanceThread {
                     device.source().refresh();
                 }
                 let limited = watched.take_limited();
-                match device.apply_deferred() {
+                let turn = match device.apply_deferred() {
+                    Some(wait) => Some(wait.clamp(TURNS[0], TURNS[1])),
+                    None => limited.then_some(TURNS[0]),
+                };
+                let ceiling = device.lift_ceilings().unwrap_or(LOOK_EVERY);
+                match turn {
                     // Asleep, not parked: the next such request doesn't wake it.
-                    Some(wait) => sleep(wait.clamp(TURNS[0], TURNS[1])),
-                    None if limited => sleep(TURNS[0]),
-                    None => park_timeout(LOOK_EVERY),
+                    Some(turn) => sleep(turn.min(ceiling)),
+                    None => park_timeout(ceiling),
                 }
             }
         };

@@ -104,7 +104,7 @@ fn fixed_registers_read_as_configured() {
     let bench = bench(ClampMode::Floor);
     assert_eq!([0, 1, 2].map(|v| bench.read(v, REG_PERFTBL_LEN)), [3, 3, 2]);
     assert_eq!([0, 1, 2].map(|v| bench.read(v, REG_PERF_DOMAIN)), [7, 7, 3]);
-    let features = FEATURE_ANY_CPU | FEATURE_PERF_CAP;
+    let features = FEATURE_ANY_CPU | FEATURE_CEILING | FEATURE_PERF_CAP;
     assert_eq!(bench.read(2, REG_FEATURES), features);
 }
 
@@ -346,14 +346,14 @@ fn what_clamps_mean_nothing_to_is_counted_apart() {
 #[test]
 fn events_tell_the_story_of_a_request() {
     let bench = bench(ClampMode::Exact);
-    bench.write(1, REG_SET_PERF, u32::MAX);
+    bench.write(1, REG_SET_PERF, SET_PERF_KHZ);
     let (vcpu, domain) = (VcpuId(1), DomainId(7));
     let util = Util::new(329).unwrap();
     let clamp = Clamp {
         min: util,
         max: util,
     };
-    let khz = Khz(u32::MAX);
+    let khz = Khz(SET_PERF_KHZ);
     assert_eq!(
         bench.events.all(),
         [

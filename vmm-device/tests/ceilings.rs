@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promises: a request with a number of ms is the most, too, for so long at most. A guest that does not
+//! write it again in time is no longer held down, also if its newest request waits for a token.
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in tests, but not in what they share"
+)]
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
+use vcpufreq_device::*;
+
+const ONE: VcpuId = VcpuId(0);
+const LOW: u32 = 250_000;
+const HIGH: u32 = 750_000;
+/// For 5 ms.
+const CEILING: u32 = 5 << CEILING_SHIFT;
+const MS: u64 = 1_000_000;
+const FREE: u16 = 1024;
+
+struct Bench {
+    device: Device<Arc<RecordingActuator>, FixedSource, Arc<RecordingEvents>>,
+    actuator: Arc<RecordingActuator>,
+    events: Arc<RecordingEvents>,
+    time_ns: Arc<AtomicU64>,
+}
+
+struct Hands(Arc<AtomicU64>);
+
+impl Clock for Hands {
+    fn now_ns(&self) -> u64 {
+        self.0.load(SeqCst)
+    }
+}
+
+impl Bench {
+    fn new(rate_limit: Option<RateLimit>) -> Self {
+        let spec = VcpuSpec {
+            table: PerfTable::try_from(vec![Khz(LOW), Khz(HIGH), Khz(1_000_000)]).unwrap(),
+            capacity: Util::MAX,
+            domain: DomainId(0),
+        };
+        let config = DeviceConfig {
+            rate_limit,
+            ..DeviceConfig::new(vec![spec])
+        };
+        let (actuator, events) = (Arc::default(), Arc::default());
+        let time_ns = Arc::new(AtomicU64::new(0));
+        let ports = (
+            Arc::clone(&actuator),
+            FixedSource::default(),
+            Arc::clone(&events),
+        );
+        let device = Device::new(config, ports.0, ports.1, ports.2).unwrap();
+        Self {
+            device: device.with_clock(Hands(time_ns.clone())),
+            actuator,
+            events,
+            time_ns,
+        }
+    }
+
+    fn ask(&self, value: u32) {
+        self.device
+            .write_by(Some(ONE), ONE, WriteReg::SetPerf, value);
+    }
+
+    /// Lets time pass; how long the ceiling still holds.
+    fn pass(&self, ms: u64) -> Option<u64> {
+        self.time_ns.fetch_add(ms * MS, SeqCst);
+        let left = self.device.lift_ceilings()?;
+        Some(u64::try_from(left.as_millis()).unwrap())
+    }
+
+    /// All clamps so far.
+    fn clamps(&self) -> Vec<(u16, u16)> {
+        let applied = self.actuator.applied();
+        let clamps = applied.iter().map(|(_, clamp)| clamp);
+        clamps
+            .map(|clamp| (clamp.min.get(), clamp.max.get()))
+            .collect()
+    }
+
+    /// Requests, and those with an outcome.
+    fn counted(&self) -> (u64, u64) {
+        let all = self.device.counters(ONE).unwrap();
+        (all.requests, all.applied + all.unchanged + all.superseded)
+    }
+}
+
+#[test]
+fn a_ceiling_holds_until_the_next_request() {
+    let bench = Bench::new(None);
+    bench.ask(LOW | CEILING);
+    let status = bench.device.domain_status(ONE).unwrap();
+    assert_eq!(status.asked, Some(Khz(LOW)));
+    bench.ask(HIGH);
+    bench.ask(HIGH | CEILING);
+    bench.ask(0);
+    assert_eq!(
+        bench.clamps(),
+        [(256, 256), (768, FREE), (768, 768), (0, FREE)]
+    );
+}
+
+#[test]
+fn a_ceiling_that_is_not_written_again_ends() {
+    let bench = Bench::new(None);
+    bench.ask(LOW | CEILING);
+    assert_eq!(bench.pass(4), Some(1));
+    bench.ask(LOW | CEILING);
+    assert_eq!(bench.pass(4), Some(1));
+    assert_eq!(bench.clamps(), [(256, 256)]);
+    assert_eq!(bench.pass(1), None);
+    assert_eq!(bench.clamps(), [(256, 256), (256, FREE)]);
+    assert_eq!(bench.pass(100), None);
+    assert_eq!(bench.clamps().len(), 2);
+    let (requests, outcomes) = bench.counted();
+    assert_eq!(requests, outcomes);
+}
+
+/// The thread that ends ceilings sleeps until there is one.
+#[test]
+fn the_first_ceiling_is_told() {
+    let bench = Bench::new(None);
+    let told = || {
+        let all = bench.events.all();
+        let ceilings = all
+            .iter()
+            .filter(|event| matches!(event, Event::Ceiling { .. }));
+        ceilings.count()
+    };
+    bench.ask(LOW);
+    assert_eq!(told(), 0);
+    (0..3).for_each(|_| bench.ask(LOW | CEILING));
+    assert_eq!(told(), 1);
+    bench.pass(5);
+    bench.ask(LOW | CEILING);
+    assert_eq!(told(), 2);
+}
+
+#[test]
+fn a_request_that_waits_for_a_token_is_not_held_down() {
+    let bench = Bench::new(Some(RateLimit {
+        per_second: NonZeroU32::MIN,
+        burst: NonZeroU32::MIN,
+    }));
+    bench.ask(LOW | CEILING);
+    bench.ask(HIGH);
+    assert_eq!(bench.clamps(), [(256, 256)]);
+    assert!(bench.device.apply_deferred() > Some(Duration::from_millis(100)));
+    assert_eq!(bench.pass(5), None);
+    assert_eq!(bench.clamps(), [(256, 256), (768, FREE)]);
+}
+
+#[test]
+fn a_guest_that_starts_anew_is_not_held_down() {
+    let bench = Bench::new(None);
+    bench.ask(LOW | CEILING);
+    bench.device.reset();
+    assert_eq!(bench.clamps().last(), Some(&(0, FREE)));
+}
