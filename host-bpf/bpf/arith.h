@@ -6,6 +6,10 @@
 #ifndef VCPUFREQ_ARITH_H
 #define VCPUFREQ_ARITH_H
 
+#include <stdbool.h>
+
+#include "vcpufreq-abi.h"
+
 /*
  * floor(capacity * khz / reference), times the headroom's fraction: below 2^45;
  * and not below the VMM's lower bound.
@@ -13,9 +17,11 @@
 static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *p,
 					      __u32 khz, __u32 *granted)
 {
+	bool exact = p->clamp == VCPUFREQ_BPF_EXACT || khz > VCPUFREQ_SET_PERF_KHZ;
 	__u64 num, den;
 	__u32 min, max;
 
+	khz &= VCPUFREQ_SET_PERF_KHZ;
 	*granted = khz;
 	if (!khz)
 		return VCPUFREQ_BPF_CLAMP(p->floor, 1024);
@@ -28,7 +34,7 @@ static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *
 		min = 1024;
 	if (min < p->floor)
 		min = p->floor;
-	max = p->clamp == VCPUFREQ_BPF_EXACT ? min : 1024;
+	max = exact ? min : 1024;
 	return VCPUFREQ_BPF_CLAMP(min, max);
 }
 

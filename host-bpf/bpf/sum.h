@@ -149,14 +149,18 @@ static __always_inline void refresh_sum(struct vcpufreq_bpf_vcpu *vcpu, __u32 id
 	}
 }
 
-/* The clamp in force where a domain asks for `clamp`. */
+/*
+ * The clamp in force where a domain asks for `clamp`. Nothing is added to a
+ * ceiling: on the host a limited task's neighbours, while they run, lift its
+ * limit by themselves.
+ */
 static __always_inline __u32 with_others(const struct vcpufreq_bpf_policy *policy,
 					 const struct vcpufreq_bpf_domain *domain, __u32 clamp)
 {
-	if (!policy->sum || !READ_ONCE(domain->granted_khz))
+	if (!policy->sum || clamp >> 16 != 1024 || !READ_ONCE(domain->granted_khz))
 		return clamp;
 	return VCPUFREQ_BPF_CLAMP(summed(policy, clamp & 0xffff, (__u32)READ_ONCE(domain->others)),
-				  clamp >> 16);
+				  1024);
 }
 
 #endif /* VCPUFREQ_SUM_H */

@@ -282,6 +282,28 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 	return VCPUFREQ_BPF_IS_REFUSED;
 }
 
+/*
+ * Whether a request may be a ceiling: the worker ends it if it isn't written
+ * again in time. With clamps that are exact each one is, and by scx none.
+ */
+static __always_inline bool holds_ceiling(const struct vcpufreq_bpf_policy *policy,
+					  struct vcpufreq_bpf_domain *domain,
+					  const struct vcpufreq_bpf_event *request)
+{
+	struct vcpufreq_bpf_event event = *request;
+	__u64 until = event.ns + (event.khz >> VCPUFREQ_CEILING_SHIFT) * 1000000ull;
+
+	if (policy->clamp == VCPUFREQ_BPF_EXACT || policy->actuator == VCPUFREQ_BPF_SCX)
+		return false;
+	if (__sync_lock_test_and_set(&domain->ceiling_until, until))
+		return true;
+	event.kind = VCPUFREQ_BPF_CEILING;
+	if (!bpf_ringbuf_output(&events, &event, sizeof(event), 0))
+		return true;
+	__sync_lock_test_and_set(&domain->ceiling_until, 0);
+	return false;
+}
+
 /* What becomes of a request; `event` has what was asked for, and gets the clamp. */
 static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_bpf_vcpu *vcpu,
 				    struct vcpufreq_bpf_vcpu *writer,
@@ -295,6 +317,8 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 	__u32 granted, last;
 	__u64 before;
 
+	if (event->khz > VCPUFREQ_SET_PERF_KHZ && !holds_ceiling(policy, domain, event))
+		event->khz &= VCPUFREQ_SET_PERF_KHZ;
 	event->clamp = request_to_clamp(policy, event->khz, &granted);
 	if (when) {
 		count(&vcpu->limited);

@@ -9,7 +9,7 @@
 #ifndef VCPUFREQ_BPF_H
 #define VCPUFREQ_BPF_H
 
-#define VCPUFREQ_BPF_LAYOUT	11	/* raised with every change below */
+#define VCPUFREQ_BPF_LAYOUT	12	/* raised with every change below */
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
@@ -103,6 +103,7 @@ struct vcpufreq_bpf_domain {
 	/* What is added to the clamp, of the busiest pCPU: vCPU there plus 1, << 32 | 0..1024 */
 	__u64 others;
 	__u64 refreshed_ns;	/* when the last one was sent */
+	__u64 ceiling_until;	/* when the ceiling ends, CLOCK_MONOTONIC; 0: none */
 };
 
 /* A VM. */
@@ -120,6 +121,7 @@ enum vcpufreq_bpf_kind {
 	VCPUFREQ_BPF_DEFERRED,	/* the vCPU's last request is, but not before `ns` */
 	VCPUFREQ_BPF_HANDLED,	/* a request, and what became of it */
 	VCPUFREQ_BPF_REFRESH,	/* `others` of the domain has changed */
+	VCPUFREQ_BPF_CEILING,	/* the domain's request is a ceiling too */
 };
 
 /* What became of a request. */

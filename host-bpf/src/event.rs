@@ -6,7 +6,7 @@
 // Without the loader they have no receiver.
 #![cfg_attr(not(feature = "load"), allow(dead_code))]
 
-use vcpufreq_device::{Clamp, Khz, VcpuId};
+use vcpufreq_device::{Clamp, Khz, SET_PERF_KHZ, VcpuId};
 
 use crate::layout::{self, EVENT_SIZE};
 use crate::policy::VcpuPolicy;
@@ -20,6 +20,9 @@ pub enum BpfEvent {
     Handled(HandledRequest),
     /// Other load on the pCPUs of this domain has changed: apply its clamp again.
     Refresh(u32),
+    /// This domain's request is a ceiling too, which the worker is to end
+    /// ([`HostBpf::lift_ceiling`](crate::HostBpf::lift_ceiling)).
+    Ceiling(u32),
 }
 
 /// A request that waits for the worker.
@@ -95,12 +98,13 @@ pub fn parse(bytes: &[u8]) -> Option<BpfEvent> {
         layout::HANDLED => BpfEvent::Handled(HandledRequest {
             vcpu,
             domain,
-            khz: Khz(word(12)?),
+            khz: Khz(word(12)? & SET_PERF_KHZ),
             at_ns: ns,
             clamp: Clamp::from_bits(word(24)?)?,
             outcome: *OUTCOMES.get(usize::try_from(word(28)?).ok()?)?,
         }),
         layout::REFRESH => BpfEvent::Refresh(domain),
+        layout::CEILING => BpfEvent::Ceiling(domain),
         _ => return None,
     })
 }
@@ -109,8 +113,8 @@ pub fn parse(bytes: &[u8]) -> Option<BpfEvent> {
 const HEADER: usize = 8;
 
 /// Bytes of the ring of events; `None` is the object's default, for a VM that reports each
-/// request: a guest makes any number of these. Other events are bounded: at most one per domain
-/// and one per vCPU are in the ring. The ring is mapped twice, and both count as this process'
+/// request: a guest makes any number of these. Other events are bounded: at most one of each kind per
+/// domain and one per vCPU are in the ring. The ring is mapped twice, and both count as this process'
 /// memory.
 #[cfg_attr(not(feature = "load"), allow(dead_code))]
 pub(crate) fn room(vcpus: &[VcpuPolicy], domains: u32) -> Option<u32> {
@@ -118,7 +122,7 @@ pub(crate) fn room(vcpus: &[VcpuPolicy], domains: u32) -> Option<u32> {
         return None;
     }
     let refreshed = vcpus.iter().any(VcpuPolicy::adds_others);
-    let each = 1 + u32::from(refreshed);
+    let each = 2 + u32::from(refreshed);
     // One more, for the kernel fills no ring to the last byte.
     let events = vcpus.len() + usize::try_from(each * domains).ok()? + 1;
     u32::try_from(events * (HEADER + EVENT_SIZE)).ok()
@@ -167,15 +171,15 @@ mod tests {
     #[test]
     fn there_is_room_for_what_can_be_under_way() {
         let quiet = vec![policy(false); 2];
-        // 4 and one more, of 48 bytes each: a page.
-        assert_eq!(room(&quiet, 2), Some(240));
+        // 6 and one more, of 48 bytes each: a page.
+        assert_eq!(room(&quiet, 2), Some(336));
         let sum = VcpuPolicy {
             sum: true,
             ..policy(false)
         };
         // A change of what is added to each domain, too.
-        assert_eq!(room(&[sum.clone(), sum], 2), Some(336));
-        assert_eq!(room(&vec![policy(false); 512], 512), Some(49_200));
+        assert_eq!(room(&[sum.clone(), sum], 2), Some(432));
+        assert_eq!(room(&vec![policy(false); 512], 512), Some(73_776));
         assert_eq!(room(&[policy(false), policy(true)], 2), None);
     }
 
@@ -202,6 +206,8 @@ mod tests {
         assert_eq!(parse(&event([3, 2, 0, 0], 77, 0, 0)), waiting(None));
         let refresh = event([3, 2, 3, 0], 77, 0, 0);
         assert_eq!(parse(&refresh), Some(BpfEvent::Refresh(2)));
+        let ceiling = event([3, 2, 4, 0], 77, 0, 0);
+        assert_eq!(parse(&ceiling), Some(BpfEvent::Ceiling(2)));
         assert_eq!(parse(&event([3, 2, 9, 0], 77, 0, 0)), None);
     }
 

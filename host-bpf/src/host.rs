@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use libbpf_rs::MapCore as _;
-use vcpufreq_device::{Clamp, Khz, PageMemory, Util, VcpuId};
+use vcpufreq_device::{Clamp, Khz, PageMemory, SET_PERF_KHZ, Util, VcpuId};
 
 use crate::error::BpfError;
 use crate::event;
@@ -317,7 +317,7 @@ impl HostBpf {
         let latest = entry.latest.load(SeqCst);
         let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
         Some(LatestRequest {
-            khz: Khz(half(latest)),
+            khz: Khz(half(latest) & SET_PERF_KHZ),
             count: half(latest >> 32),
             at_ns: entry.latest_ns.load(SeqCst),
         })

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use vcpufreq_device::CounterSnapshot;
 
-pub(crate) const LAYOUT: u32 = 11;
+pub(crate) const LAYOUT: u32 = 12;
 /// The folder on the BPF file system where `vcpufreq scx` pins its maps.
 pub const PINS: &str = "/sys/fs/bpf/vcpufreq-scx";
 pub(crate) const TABLE_MAX: usize = 64;
@@ -31,6 +31,7 @@ pub(crate) const APPLY: u32 = 0;
 pub(crate) const DEFERRED: u32 = 1;
 pub(crate) const HANDLED: u32 = 2;
 pub(crate) const REFRESH: u32 = 3;
+pub(crate) const CEILING: u32 = 4;
 
 /// `struct vcpufreq_bpf_cpu`.
 #[derive(Debug)]
@@ -113,6 +114,7 @@ pub(crate) struct DomainEntry {
     pub refresh: AtomicU32,
     pub others: AtomicU64,
     pub refreshed_ns: AtomicU64,
+    pub ceiling_until: AtomicU64,
 }
 
 /// `struct vcpufreq_bpf_vm`.
@@ -157,7 +159,7 @@ const _: () = {
     assert!(size_of::<SlotsEntry>() == 14 * 4 + 4096);
     assert!(size_of::<PolicyEntry>() == 336);
     assert!(size_of::<VcpuEntry>() == 48 + 14 * 8 + 128);
-    assert!(size_of::<DomainEntry>() == 32);
+    assert!(size_of::<DomainEntry>() == 40);
     assert!(size_of::<VmEntry>() == 72);
     assert!(size_of::<PageEntry>() == 4096);
     assert!(size_of::<ControlEntry>() == 128);

@@ -66,7 +66,8 @@ impl VcpuPolicy {
     /// than the vCPU could ask for by itself. `summed` of `bpf/arith.h`.
     #[cfg_attr(not(feature = "load"), allow(dead_code))]
     pub(crate) fn summed(&self, clamp: Clamp, others: u32) -> Clamp {
-        if !self.adds_others() {
+        // A limited task's neighbours lift its limit by themselves, while they run.
+        if !self.adds_others() || clamp.max != Util::MAX {
             return clamp;
         }
         let min = u32::from(clamp.min.get());
@@ -189,5 +190,15 @@ mod tests {
             assert_eq!(summed.min, Util::saturating(sum), "{min} + {others}");
             assert_eq!(summed.max, clamp.max);
         }
+    }
+
+    #[test]
+    fn nothing_is_added_to_a_ceiling() {
+        let floor = policy(ClampMode::Floor, Headroom::None);
+        let ceiling = Clamp {
+            min: Util::saturating(100),
+            max: Util::saturating(100),
+        };
+        assert_eq!(floor.summed(ceiling, 200), ceiling);
     }
 }

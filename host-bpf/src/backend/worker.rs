@@ -72,6 +72,8 @@ impl Shared {
         let mut detector = LossDetector::new(self.host.missed().unwrap_or(0));
         let (mut look_at, mut scx_at, mut sweep_at, mut gone) = (0, 0, 0, false);
         let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
+        // Domains with a ceiling, and when it may end.
+        let mut ceilings: Vec<(u32, u64)> = Vec::new();
         let mut cpu_before = host::thread_cpu_time();
         while !self.stop.load(SeqCst) {
             let now = host::monotonic_ns();
@@ -85,7 +87,8 @@ impl Shared {
             } else {
                 look_at
             };
-            let until = due.min().unwrap_or(look).min(look);
+            let ends = ceilings.iter().map(|(_, ends)| *ends);
+            let until = due.chain(ends).min().unwrap_or(look).min(look);
             let until = Duration::from_nanos(until.saturating_sub(now));
             let events = worker.wait(until).map_err(|error| error.to_string())?;
             for event in events {
@@ -93,6 +96,7 @@ impl Shared {
                     BpfEvent::Waiting(request) => waiting.push(request),
                     BpfEvent::Handled(handled) => self.handled(&handled),
                     BpfEvent::Refresh(domain) => self.refresh(domain),
+                    BpfEvent::Ceiling(domain) => ceilings.push((domain, now)),
                 }
             }
             let now = host::monotonic_ns();
@@ -114,6 +118,7 @@ impl Shared {
                 };
                 self.serve_one(&request, &mut changing)
             });
+            ceilings.retain_mut(|(domain, ends)| self.keep_ceiling(*domain, ends, now));
             if now >= scx_at {
                 scx_at = now + ns(super::scx::LOOK);
                 self.look_at_scx();
@@ -353,11 +358,29 @@ impl Shared {
         self.count(vcpu, domain, outcome);
     }
 
-    /// Puts into force what is added to a domain's request now. It is no request, and isn't counted.
-    /// What can't be put into force is tried again with the next one.
+    /// Ends the ceiling of `domain` when it is due; false if there is none any more.
+    fn keep_ceiling(&self, domain: u32, ends: &mut u64, now: u64) -> bool {
+        if *ends > now {
+            return true;
+        }
+        let next = self.host.lift_ceiling(domain, now);
+        match next {
+            Some(next) => *ends = next,
+            None => self.put_into_force(domain),
+        }
+        next.is_some()
+    }
+
+    /// Puts into force what is added to a domain's request now.
     fn refresh(&self, domain: u32) {
-        let _alone = self.applying();
         self.host.begin_refresh(domain);
+        self.put_into_force(domain);
+    }
+
+    /// Puts a domain's clamp into force. It is no request, and isn't counted. What can't be put into
+    /// force is tried again with the next one.
+    fn put_into_force(&self, domain: u32) {
+        let _alone = self.applying();
         let Some(id) = self.id_of(domain) else { return };
         let _ = self
             .host

@@ -291,6 +291,31 @@ impl HostBpf {
         }
     }
 
+    /// Ends a domain's ceiling, for which there was a [`BpfEvent::Ceiling`](crate::BpfEvent), unless
+    /// the guest has written it again in time. Returns when to look again, in ns of CLOCK_MONOTONIC;
+    /// `None`: there is none any more, and the caller applies the clamp ([`Self::apply_pending`]).
+    pub fn lift_ceiling(&self, number: u32, now_ns: u64) -> Option<u64> {
+        let domain = self.domain(number)?;
+        let until_ns = domain.ceiling_until.load(SeqCst);
+        if until_ns > now_ns {
+            return Some(until_ns);
+        }
+        let ended = domain
+            .ceiling_until
+            .compare_exchange(until_ns, 0, SeqCst, SeqCst);
+        if ended.is_err() {
+            return Some(now_ns);
+        }
+        // One that is written meanwhile may end too: the guest writes it again.
+        let max = Util::MAX;
+        let without = |bits| {
+            let clamp = Clamp::from_bits(bits)?;
+            Some(Clamp { max, ..clamp }.bits())
+        };
+        let _ = domain.clamp.fetch_update(SeqCst, SeqCst, without);
+        None
+    }
+
     /// A domain's clamp with what is added to it.
     fn summed(&self, number: u32, clamp: Clamp) -> Clamp {
         let Some(domain) = self.domain(number) else {
@@ -309,7 +334,8 @@ impl HostBpf {
     }
 }
 
-/// Sets a domain's clamp to that of a request for `khz`.
+/// Sets a domain's clamp to that of a request for `khz`, which is no ceiling: the worker doesn't know
+/// how old one is.
 fn store_clamp(domain: &DomainEntry, policy: &VcpuPolicy, khz: Khz) {
     let decision = clamp(&policy.spec, khz, policy.clamp, policy.headroom);
     domain.granted_khz.store(decision.granted.0, SeqCst);

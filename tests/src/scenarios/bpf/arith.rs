@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapCore as _, MapFlags, Object, ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
 use vcpufreq_device::{
-    ClampMode, DomainId, Headroom, Khz, PcpuPerf, PerfTable, Util, VcpuSpec, clamp, nearest_entry,
-    performance,
+    ClampMode, DomainId, Headroom, Khz, PcpuPerf, PerfTable, SET_PERF_KHZ, Util, VcpuSpec, clamp,
+    nearest_entry, performance,
 };
 
 const OBJECT: &str = "/lab/bpf/arith.bpf.o";
@@ -176,7 +176,9 @@ impl Case {
             capacity: Util::saturating(self.capacity.into()),
             domain: DomainId(0),
         };
-        let decision = clamp(&spec, Khz(khz), self.clamp, self.headroom);
+        let ceiling = (khz > SET_PERF_KHZ).then_some(ClampMode::Exact);
+        let mode = ceiling.unwrap_or(self.clamp);
+        let decision = clamp(&spec, Khz(khz & SET_PERF_KHZ), mode, self.headroom);
         let pcpu = PcpuPerf {
             pcpu: 0,
             khz: Khz(khz),
