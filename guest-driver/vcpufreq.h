@@ -9,6 +9,7 @@
  * vcpufreq_probe.c     reads what the host tells, and checks all of it
  * vcpufreq_core.c      the cpufreq driver: requests to the host
  * vcpufreq_scale.c     frequency invariance: what the host gives, each tick
+ * vcpufreq_ceiling.c   requests that are the most, too: a guest that holds itself down
  * vcpufreq_cap.c       a policy's maximum: what the host allows now
  * vcpufreq_capacity.c  CPU capacities from a device that gives them
  * vcpufreq_em.c        energy model from the device tree's OPPs, or the device
@@ -22,6 +23,7 @@
 #include <linux/jiffies.h>
 #include <linux/mutex.h>
 #include <linux/pm_qos.h>
+#include <linux/spinlock.h>
 #include <linux/types.h>
 #include <linux/workqueue.h>
 
@@ -42,6 +44,13 @@ struct vcpufreq;
  * @has_opps:	the CPUs' OPPs were added from the device tree
  * @has_power:	the device gives the power of each level
  * @cap:	the host's limit on the policy's maximum
+ * @host_cap:	the same in kHz; U32_MAX without one
+ * @policy:	the policy, while there is one
+ * @limited:	a task that the guest holds down has run
+ * @limited_at:	when that was seen last, in jiffies
+ * @lock:	of the next two; unused without ceilings
+ * @request:	what was written last
+ * @page:	CPU whose register has it
  * @em_usable:	those OPPs agree with @table, or there are none and the device
  *		gives power, so an energy model can be made
  * @table:	performance levels in kHz, rising, closed by CPUFREQ_TABLE_END
@@ -56,6 +65,13 @@ struct vcpufreq_domain {
 	bool has_power;
 	bool em_usable;
 	struct freq_qos_request cap;
+	u32 host_cap;
+	const struct cpufreq_policy *policy;
+	bool limited;
+	unsigned long limited_at;
+	raw_spinlock_t lock;
+	u32 request;
+	unsigned int page;
 	struct cpufreq_frequency_table table[VCPUFREQ_PERFTBL_MAX + 1];
 	u32 power[VCPUFREQ_PERFTBL_MAX];
 };
@@ -112,6 +128,7 @@ static inline void vcpufreq_caps_tick(struct vcpufreq_caps *caps)
  * @io:		its registers
  * @any_cpu:	a CPU may ask for a domain that it isn't of
  * @has_caps:	the device tells what the host allows now
+ * @has_ceilings: a request may be the most, too
  * @capacity_set: the CPUs' capacities are those of @capacity
  * @caps:	what looks at that; NULL if it doesn't
  * @capacity:	of each possible CPU, 1 to SCHED_CAPACITY_SCALE, by CPU number;
@@ -124,6 +141,7 @@ struct vcpufreq {
 	struct vcpufreq_io io;
 	bool any_cpu;
 	bool has_caps;
+	bool has_ceilings;
 	bool capacity_set;
 	struct vcpufreq_caps *caps;
 	u32 *capacity;
@@ -193,8 +211,12 @@ void vcpufreq_unregister(struct vcpufreq *vf);
 
 int vcpufreq_read_host(struct vcpufreq *vf);
 
+void vcpufreq_ask(struct vcpufreq_domain *domain, unsigned int cpu, u32 perf);
+
 #ifdef CONFIG_GENERIC_ARCH_TOPOLOGY
-void vcpufreq_scale_start(const struct vcpufreq_domain *domain);
+void vcpufreq_ceiling_tick(struct vcpufreq_domain *domain);
+
+void vcpufreq_scale_start(struct vcpufreq_domain *domain);
 void vcpufreq_scale_stop(const struct vcpufreq_domain *domain);
 
 int vcpufreq_caps_init(struct vcpufreq *vf);
@@ -207,7 +229,7 @@ void vcpufreq_capacity_set(struct vcpufreq *vf);
 void vcpufreq_capacity_restore(struct vcpufreq *vf);
 #else
 /* As on x86: the architecture alone sets how fast and how big a CPU is. */
-static inline void vcpufreq_scale_start(const struct vcpufreq_domain *domain) {}
+static inline void vcpufreq_scale_start(struct vcpufreq_domain *domain) {}
 static inline void vcpufreq_scale_stop(const struct vcpufreq_domain *domain) {}
 
 /* Nor does its scheduler know what a lower maximum takes from a CPU. */

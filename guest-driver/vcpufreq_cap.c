@@ -22,13 +22,16 @@
 #include "vcpufreq.h"
 
 /* What a host whose server has gone allows isn't known. */
-static s32 vcpufreq_host_cap(const struct vcpufreq_domain *domain)
+static s32 vcpufreq_host_cap(struct vcpufreq_domain *domain)
 {
 	unsigned int cpu = cpumask_first(&domain->cpus);
 	u32 cap = vcpufreq_read(domain->vf, cpu, VCPUFREQ_REG_PERF_CAP);
 
 	if (!cap || cap >= vcpufreq_perf_max(domain) || cap > S32_MAX)
-		return FREQ_QOS_MAX_DEFAULT_VALUE;
+		cap = FREQ_QOS_MAX_DEFAULT_VALUE;
+
+	/* Set before the policy's maximum: a limit of the host's is none of the guest's. */
+	WRITE_ONCE(domain->host_cap, cap);
 
 	return cap;
 }

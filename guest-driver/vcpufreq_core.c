@@ -28,7 +28,7 @@
 
 static void vcpufreq_request(struct cpufreq_policy *policy, u32 perf)
 {
-	const struct vcpufreq_domain *domain = policy->driver_data;
+	struct vcpufreq_domain *domain = policy->driver_data;
 	unsigned int cpu = policy->cpu;
 
 	/*
@@ -38,7 +38,7 @@ static void vcpufreq_request(struct cpufreq_policy *policy, u32 perf)
 	if (domain->vf->io.cells)
 		cpu = cpumask_first(&domain->cpus);
 
-	vcpufreq_write(domain->vf, cpu, VCPUFREQ_REG_SET_PERF, perf);
+	vcpufreq_ask(domain, cpu, perf);
 }
 
 struct vcpufreq_remote_request {
@@ -143,6 +143,7 @@ static int vcpufreq_init(struct cpufreq_policy *policy)
 	int ret;
 
 	policy->driver_data = domain;
+	domain->policy = policy;
 	cpumask_copy(policy->cpus, &domain->cpus);
 
 	policy->cpuinfo.min_freq = vcpufreq_has_table(domain) ?

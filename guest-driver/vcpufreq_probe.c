@@ -185,6 +185,8 @@ static int vcpufreq_read_cpu(struct vcpufreq *vf, unsigned int cpu)
 		return -ENOMEM;
 
 	domain->vf = vf;
+	domain->host_cap = U32_MAX;
+	raw_spin_lock_init(&domain->lock);
 	domain->id = vcpufreq_read(vf, cpu, VCPUFREQ_REG_PERF_DOMAIN);
 
 	ret = vcpufreq_read_table(domain, cpu);
@@ -237,6 +239,7 @@ int vcpufreq_read_host(struct vcpufreq *vf)
 	features = vcpufreq_read(vf, 0, VCPUFREQ_REG_FEATURES);
 	vf->any_cpu = features & VCPUFREQ_FEATURE_ANY_CPU;
 	vf->has_caps = features & VCPUFREQ_FEATURE_PERF_CAP;
+	vf->has_ceilings = features & VCPUFREQ_FEATURE_CEILING;
 
 	return vcpufreq_read_capacities(vf);
 }

@@ -25,6 +25,7 @@
 /**
  * struct vcpufreq_scale - what the tick needs to know about its CPU
  * @vf:		the device to ask
+ * @domain:	whose ceiling to renew; NULL where @caps is, or without ceilings
  * @perf_max:	highest performance of this CPU, kHz, above 0
  * @caps:	what looks at the host's caps; NULL on an isolated CPU, whose ticks
  *		are its tasks', or without
@@ -34,6 +35,7 @@
 struct vcpufreq_scale {
 	const struct vcpufreq *vf;
 	struct vcpufreq_caps *caps;
+	struct vcpufreq_domain *domain;
 	u32 perf_max;
 	u64 factor;
 };
@@ -55,6 +57,8 @@ static void vcpufreq_scale_tick(void)
 
 	if (s->caps)
 		vcpufreq_caps_tick(s->caps);
+	if (s->domain)
+		vcpufreq_ceiling_tick(s->domain);
 
 	/* The host doesn't know: its last value is the best guess. */
 	if (!perf)
@@ -85,17 +89,18 @@ static struct scale_freq_data vcpufreq_scale_source = {
  *
  * May sleep: the first source makes the scheduler rebuild its domains.
  */
-void vcpufreq_scale_start(const struct vcpufreq_domain *domain)
+void vcpufreq_scale_start(struct vcpufreq_domain *domain)
 {
 	u32 perf_max = vcpufreq_perf_max(domain);
 	unsigned int cpu;
 
 	for_each_cpu(cpu, &domain->cpus) {
 		struct vcpufreq_scale *s = per_cpu_ptr(&vcpufreq_scale, cpu);
+		bool isolated = !housekeeping_test_cpu(cpu, HK_TYPE_DOMAIN);
 
 		s->vf = domain->vf;
-		s->caps = housekeeping_test_cpu(cpu, HK_TYPE_DOMAIN) ?
-			  domain->vf->caps : NULL;
+		s->caps = isolated ? NULL : domain->vf->caps;
+		s->domain = isolated || !domain->vf->has_ceilings ? NULL : domain;
 		s->perf_max = perf_max;
 		s->factor = vcpufreq_factor(perf_max);
 	}

@@ -7,6 +7,7 @@
 #include <linux/module.h>
 
 /* Under test, with its static functions. */
+#include "../vcpufreq_ceiling.c"
 #include "../vcpufreq_scale.c"
 
 /* Any, up to the most that the driver takes. */

@@ -29,7 +29,7 @@ from guest import (CPUS, CUR_PERF, PERF_DOMAIN, PERFTBL_LEN, PERFTBL_RD, REGS_BA
 
 FAKE = "/sys/module/vcpufreq_fakehost/parameters"
 # VCPUFREQ_FEATURE_...
-ANY_CPU, PERF_CAP = 1, 2
+ANY_CPU, PERF_CAP, CEILING = 1, 2, 4
 
 # Page, bytes of the region, registers of each CPU, the driver's message.
 # A register that isn't given is 0, but perf_domain is the CPU's number.
@@ -231,7 +231,7 @@ def tables_and_domains(args):
                True)
         expect_said(expect_calm(guest),
                     "domain 0: CPU0 has 3 performance levels, CPU1 has 2")
-        for features in (0, ANY_CPU | PERF_CAP):
+        for features in (0, ANY_CPU | PERF_CAP | CEILING):
             guest.run(f"busybox insmod /vcpufreq_fakehost.ko {table} domain=0,0,1 "
                       f"cur_khz=2000000,2000000,2000000 features={features}")
             two_policies(guest)
@@ -240,6 +240,7 @@ def tables_and_domains(args):
             moved_tasks(guest)
             outside = fake(guest, "asked_outside")[0]
             expect("written from outside of the domain", outside > 0, features & ANY_CPU > 0)
+            ceilings(guest, features & CEILING > 0)
             caps(guest, features & PERF_CAP > 0)
             guest.run("busybox rmmod vcpufreq_fakehost")
             expect_calm(guest)
@@ -304,6 +305,28 @@ def domain_hotplug(guest):
     expect("withdrawn", fake(guest, "asked_khz")[2], 0)
     guest.run("echo 1 > /sys/devices/system/cpu/cpu2/online")
     expect("renewed", fake(guest, "asked_khz")[2] > 0, True)
+
+
+def ceilings(guest, known):
+    """While a guest holds its tasks down, requests are ceilings, written again and again."""
+    governor(guest, 0, "schedutil")
+
+    def ceilings_while_busy():
+        guest.run("busybox sleep 0.1")
+        before = fake(guest, "asked_ceilings")[0]
+        busy(guest, 0)
+        return fake(guest, "asked_ceilings")[0] - before
+
+    # The system's maximum can't be below its minimum.
+    guest.run("echo 0 > /proc/sys/kernel/sched_util_clamp_min")
+    for limit, file in [(1_000_000, f"{CPUFREQ}/policy0/scaling_max_freq"),
+                        (200, "/proc/sys/kernel/sched_util_clamp_max")]:
+        expect("ceilings of a guest without limits", ceilings_while_busy(), 0)
+        before = guest.run(f"busybox cat {file}")
+        guest.run(f"echo {limit} > {file}")
+        # In 0.2 s, one each tick.
+        expect(f"ceilings under {file}", ceilings_while_busy() > 20, known)
+        guest.run(f"echo {before} > {file}")
 
 
 def caps(guest, known):

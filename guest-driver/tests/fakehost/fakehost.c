@@ -24,6 +24,7 @@ static void fakehost_write(u32 value, void __iomem *addr);
 
 #include "../../vcpufreq_probe.c"
 #include "../../vcpufreq_scale.c"
+#include "../../vcpufreq_ceiling.c"
 #include "../../vcpufreq_cap.c"
 #include "../../vcpufreq_capacity.c"
 #include "../../vcpufreq_em.c"
@@ -60,6 +61,10 @@ MODULE_PARM_DESC(asked_khz, "what was last asked for each CPU");
 static unsigned int asked_least_khz[FAKE_CPUS];
 module_param_array(asked_least_khz, uint, NULL, 0644);
 MODULE_PARM_DESC(asked_least_khz, "least request but 0 since this was set");
+
+static unsigned int asked_ceilings[FAKE_CPUS];
+module_param_array(asked_ceilings, uint, NULL, 0644);
+MODULE_PARM_DESC(asked_ceilings, "requests that are the most, too");
 
 static unsigned int asked_outside;
 module_param(asked_outside, uint, 0444);
@@ -101,8 +106,12 @@ static u32 fakehost_read(const void __iomem *addr)
 	return 0;
 }
 
-static void fakehost_asked(unsigned int cpu, u32 khz)
+static void fakehost_asked(unsigned int cpu, u32 value)
 {
+	u32 khz = value & VCPUFREQ_SET_PERF_KHZ;
+
+	if (value > VCPUFREQ_SET_PERF_KHZ)
+		asked_ceilings[cpu]++;
 	if (domain[raw_smp_processor_id()] != domain[cpu])
 		asked_outside++;
 	if (khz && khz < asked_least_khz[cpu])
