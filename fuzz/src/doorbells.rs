@@ -5,13 +5,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use vcpufreq_device::VcpuId;
 use vcpufreq_device::kvm::ioeventfd::{
     DomainWrites, EntryBell, Known, LastWrite, PendingWrites, RequestQueue, Unknown, WriteOrder,
 };
+use vcpufreq_device::{Clamp, Util, VcpuId};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::machine::{FuzzedDevice, VCPUS, device, minimum};
+use crate::machine::{FuzzedDevice, VCPUS, clamp_of, device};
 use crate::operations;
 
 /// Knows the last write of each domain.
@@ -43,22 +43,22 @@ pub fn doorbells(data: &[u8]) {
         DomainWrites::new(bells.cloned().collect(), order.clone()).expect("an epoll set")
     };
     let pending = PendingWrites::new(vec![of(0), of(1)], vec![0, 0, 1]);
-    let mut last = [0, 0];
+    let mut last = [Clamp::NONE.min; 2];
     let mut written = [0; 3];
-    let turn = |last: [u32; 2], written: [u64; 3]| {
+    let turn = |last: [Util; 2], written: [u64; 3]| {
         for domain in 0..2 {
             pending.drain_one(domain, &device);
         }
         while RequestQueue::<FuzzedDevice>::is_unfinished(&*pending) {
             pending.finish(&device);
         }
-        let in_force = device.actuator().minima();
+        let in_force = device.actuator().clamps().map(|clamp| clamp.min);
         for (domain, (in_force, last)) in in_force.into_iter().zip(last).enumerate() {
             let right = match how % 2 {
                 0 => in_force == last,
                 _ => in_force >= last,
             };
-            assert!(right, "domain {domain} has {in_force}, last was {last}");
+            assert!(right, "domain {domain} has {in_force:?}, last was {last:?}");
         }
         for (vcpu, written) in (0..).map(VcpuId).zip(written) {
             let counted = device.accesses(vcpu).map(|all| all.writes_in_kernel);
@@ -73,7 +73,7 @@ pub fn doorbells(data: &[u8]) {
             continue;
         }
         let bell = &bells[vcpu * 3 + entry];
-        let (domain, minimum) = minimum(vcpu, bell.khz);
+        let (domain, clamp) = clamp_of(vcpu, bell.khz);
         // KVM records a write before it signals it.
         let (vcpu_id, khz) = (bell.vcpu, bell.khz);
         recorded.0.lock().expect("no panic meanwhile")[domain] = Some(LastWrite {
@@ -82,7 +82,7 @@ pub fn doorbells(data: &[u8]) {
             at_ns,
         });
         bell.event.write(1).expect("room for a signal");
-        last[domain] = minimum;
+        last[domain] = clamp.min;
         written[vcpu] += 1;
     }
     turn(last, written);

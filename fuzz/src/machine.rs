@@ -2,7 +2,7 @@
 //! The machine of the targets that carry out requests: three vCPUs of two domains, and what is in
 //! force for each domain.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::Mutex;
 
 use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::{
@@ -17,21 +17,20 @@ pub const VCPUS: [(u32, u16, &[u32]); 3] = [
     (1, 1024, &[700_000, 1_200_000, 2_800_000]),
 ];
 
-/// The minimum in force of each domain.
-#[derive(Debug, Default)]
-pub struct Minima([AtomicU32; 2]);
+/// The minimum and the maximum in force of each domain.
+#[derive(Debug)]
+pub struct InForce(Mutex<[Clamp; 2]>);
 
-impl Minima {
+impl InForce {
     /// All of them.
-    pub fn minima(&self) -> [u32; 2] {
-        self.0.each_ref().map(|min| min.load(Relaxed))
+    pub fn clamps(&self) -> [Clamp; 2] {
+        *self.0.lock().expect("no panic meanwhile")
     }
 }
 
-impl Actuator for Minima {
+impl Actuator for InForce {
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
-        assert_eq!(clamp.max, Util::MAX, "in mode floor");
-        self.0[domain.0 as usize].store(clamp.min.get().into(), Relaxed);
+        self.0.lock().expect("no panic meanwhile")[domain.0 as usize] = clamp;
         Ok(())
     }
 
@@ -40,22 +39,27 @@ impl Actuator for Minima {
     }
 }
 
-/// The minimum that a request for so many kHz by `vcpu` stands for, of its domain.
-pub fn minimum(vcpu: usize, khz: u32) -> (usize, u32) {
+/// The clamp that `value` in set_perf of `vcpu` stands for, of its domain. Bits 28 to 31 make it a
+/// ceiling too.
+pub fn clamp_of(vcpu: usize, value: u32) -> (usize, Clamp) {
     let (domain, capacity, table) = VCPUS[vcpu];
     let max = table[table.len() - 1];
+    let khz = value % (1 << 28);
     let util = u64::from(capacity) * u64::from(khz.min(max)) / u64::from(max);
-    (domain as usize, u32::try_from(util).unwrap_or(u32::MAX))
+    let min = Util::new(util as u16).expect("within the capacity");
+    let is_ceiling = khz != 0 && value != khz;
+    let max = if is_ceiling { min } else { Util::MAX };
+    (domain as usize, Clamp { min, max })
 }
 
-/// Checks that the minima in force are `expected`.
-pub fn check(device: &FuzzedDevice, expected: [u32; 2], after: &dyn std::fmt::Debug) {
-    let in_force = device.actuator().minima();
-    assert_eq!(in_force, expected, "minima in force after {after:?}");
+/// Checks that the clamps in force are `expected`.
+pub fn check(device: &FuzzedDevice, expected: [Clamp; 2], after: &dyn std::fmt::Debug) {
+    let in_force = device.actuator().clamps();
+    assert_eq!(in_force, expected, "clamps in force after {after:?}");
 }
 
 /// A device of that machine.
-pub type FuzzedDevice = Device<Minima, FixedSource, NoEvents>;
+pub type FuzzedDevice = Device<InForce, FixedSource, NoEvents>;
 
 /// A new one.
 pub fn device() -> FuzzedDevice {
@@ -72,5 +76,6 @@ pub fn device() -> FuzzedDevice {
         reference: Khz(2_800_000),
         capacity: Util::MAX,
     });
-    Device::new(config, Minima::default(), source, NoEvents).expect("a configuration that holds")
+    let actuator = InForce(Mutex::new([Clamp::NONE; 2]));
+    Device::new(config, actuator, source, NoEvents).expect("a configuration that holds")
 }

@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use vcpufreq_device::{MmioRegion, SET_PERF_KHZ, VcpuId};
+use vcpufreq_device::{Clamp, MmioRegion, VcpuId};
 
-use crate::machine::{VCPUS, check, device, minimum};
+use crate::machine::{VCPUS, check, clamp_of, device};
 use crate::operations;
 
 /// The registers that the binding has, and those of the extensions.
@@ -15,18 +15,24 @@ const REGISTERS: [u64; 8] = [0x00, 0x04, 0x08, 0x0c, 0x10, 0x14, 0x100, 0x108];
 const ACCESS: usize = 8;
 
 /// What the device should be like.
-#[derive(Default)]
 struct RegisterModel {
     selected: [u32; 3],
-    minima: [u32; 2],
+    clamps: [Clamp; 2],
 }
 
 impl RegisterModel {
+    fn new() -> Self {
+        Self {
+            selected: [0; 3],
+            clamps: [Clamp::NONE; 2],
+        }
+    }
+
     fn write(&mut self, vcpu: usize, register: u64, value: u32) {
         match register {
             0x04 => {
-                let (domain, minimum) = minimum(vcpu, value & SET_PERF_KHZ);
-                self.minima[domain] = minimum;
+                let (domain, clamp) = clamp_of(vcpu, value);
+                self.clamps[domain] = clamp;
             }
             0x0c => self.selected[vcpu] = value,
             _ => (),
@@ -53,7 +59,7 @@ impl RegisterModel {
 pub fn registers(data: &[u8]) {
     let device = Arc::new(device());
     let region = MmioRegion::new(device.clone());
-    let mut model = RegisterModel::default();
+    let mut model = RegisterModel::new();
     for access in data.chunks_exact(ACCESS) {
         operations::count();
         let [what, page, register, len, value @ ..] = access else {
@@ -76,7 +82,7 @@ pub fn registers(data: &[u8]) {
             if legal {
                 model.write(vcpu, in_page, u32::from_le_bytes(value));
             }
-            check(&device, model.minima, &access);
+            check(&device, model.clamps, &access);
         } else {
             let mut read = vec![0xff; len];
             region.read(offset, &mut read);

@@ -13,11 +13,11 @@ use vcpufreq_device::kvm::MmioDevice as _;
 use vcpufreq_device::kvm::fuzzing::ShmRequests;
 use vcpufreq_device::kvm::ioeventfd::RequestQueue as _;
 use vcpufreq_device::kvm::shm::{AllVcpus, SharedMemory, ShmRegion};
-use vcpufreq_device::{MmioRegion, VcpuId};
+use vcpufreq_device::{Clamp, MmioRegion, VcpuId};
 use vm_memory::{FileOffset, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::machine::{FuzzedDevice, VCPUS, check, device, minimum};
+use crate::machine::{FuzzedDevice, VCPUS, check, clamp_of, device};
 use crate::operations;
 
 /// Bytes of an access: what, whose, two of an offset, four of a value.
@@ -29,21 +29,31 @@ const SET_PERF: usize = 4;
 const DOORBELL: u64 = SIZE as u64 + 0x0c;
 
 /// What the guest should have brought about.
-#[derive(Default)]
 struct ShmModel {
     requested: [u32; 3],
     rung: [u64; 3],
     /// What was carried out last of each vCPU, and what the last look found.
     carried_out: [u32; 3],
     found: [Option<u32>; 3],
-    minima: [u32; 2],
+    clamps: [Clamp; 2],
     coalesced: [u64; 3],
 }
 
 impl ShmModel {
+    fn new() -> Self {
+        Self {
+            requested: [0; 3],
+            rung: [0; 3],
+            carried_out: [0; 3],
+            found: [None; 3],
+            clamps: [Clamp::NONE; 2],
+            coalesced: [0; 3],
+        }
+    }
+
     fn carry_out(&mut self, vcpu: usize, by_queue: bool) {
-        let (domain, minimum) = minimum(vcpu, self.requested[vcpu]);
-        self.minima[domain] = minimum;
+        let (domain, clamp) = clamp_of(vcpu, self.requested[vcpu]);
+        self.clamps[domain] = clamp;
         if by_queue {
             (self.carried_out[vcpu], self.found[vcpu]) = (self.requested[vcpu], None);
         }
@@ -69,11 +79,11 @@ impl ShmModel {
     }
 
     fn start_anew(&mut self) {
-        let (minima, coalesced) = (self.minima, self.coalesced);
+        let (clamps, coalesced) = (self.clamps, self.coalesced);
         *self = Self {
-            minima,
+            clamps,
             coalesced,
-            ..Self::default()
+            ..Self::new()
         };
     }
 
@@ -140,7 +150,7 @@ impl FuzzServer {
 
 /// Carries the accesses out on server and model.
 pub fn shm(data: &[u8]) {
-    let (server, mut model) = (FuzzServer::new(), ShmModel::default());
+    let (server, mut model) = (FuzzServer::new(), ShmModel::new());
     for access in data.chunks_exact(ACCESS) {
         operations::count();
         let [what, whose, o0, o1, value @ ..] = access else {
@@ -156,7 +166,7 @@ pub fn shm(data: &[u8]) {
             offset
         };
         step(&server, &mut model, (what % 10, vcpu, offset, value));
-        check(&server.device, model.minima, &access);
+        check(&server.device, model.clamps, &access);
         let vcpus = (0..).map(VcpuId).zip(model.coalesced);
         for (vcpu, coalesced) in vcpus {
             let counted = server

@@ -2,9 +2,9 @@
 //! A device's state from a snapshot or another host: it is refused whole, or the device then saves
 //! the same, and the requests are in force.
 
-use vcpufreq_device::{CheckedState, DeviceState, RequestState, VcpuState};
+use vcpufreq_device::{CheckedState, Clamp, DeviceState, RequestState, SET_PERF_KHZ, VcpuState};
 
-use crate::machine::{VCPUS, check, device, minimum};
+use crate::machine::{VCPUS, check, clamp_of, device};
 
 /// The first byte has the numbers of vCPUs and requests; each takes some of what follows.
 pub fn state(data: &[u8]) {
@@ -41,21 +41,20 @@ pub fn state(data: &[u8]) {
         return;
     };
     if device.restore(&checked).is_err() {
-        check(&device, [0, 0], &state);
+        check(&device, [Clamp::NONE; 2], &state);
         assert!(device.save().requests.is_empty());
         return;
     }
     let saved = device.save();
     assert_eq!(saved.vcpus, state.vcpus);
-    let mut minima = [0, 0];
+    let mut clamps = [Clamp::NONE; 2];
     for request in &state.requests {
-        assert_eq!(
-            request.khz != 0,
-            saved.requests.contains(request),
-            "{state:?}"
-        );
-        let (domain, minimum) = minimum(request.vcpu.into(), request.khz);
-        minima[domain] = minimum;
+        // No request of a snapshot is a ceiling.
+        let khz = request.khz.min(SET_PERF_KHZ);
+        let restored = RequestState { khz, ..*request };
+        assert_eq!(khz != 0, saved.requests.contains(&restored), "{state:?}");
+        let (domain, clamp) = clamp_of(request.vcpu.into(), khz);
+        clamps[domain] = clamp;
     }
-    check(&device, minima, &state);
+    check(&device, clamps, &state);
 }

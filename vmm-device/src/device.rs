@@ -200,7 +200,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             return;
         };
         let domain = &self.domains[page.domain];
-        if domain.adopt_request(Request::written(vcpu, None, khz.0)) {
+        if domain.adopt_request(Request::without_ceiling(vcpu, None, khz)) {
             page.counters.outcomes.requests.bump();
             self.apply_pending(domain, self.clock.0.now_ns());
         }
@@ -262,7 +262,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     pub fn withdraw(&self) {
         for domain in &self.domains {
             if let Some(newest) = domain.newest().filter(Request::asks) {
-                self.request(domain, Request::written(newest.vcpu, newest.by, 0));
+                let none = Request::without_ceiling(newest.vcpu, newest.by, Khz(0));
+                self.request(domain, none);
             }
         }
     }

@@ -47,6 +47,11 @@ impl Request {
         }
     }
 
+    /// One for `khz` that is no ceiling.
+    pub fn without_ceiling(vcpu: VcpuId, by: Option<VcpuId>, khz: Khz) -> Self {
+        Self::written(vcpu, by, khz.0.min(SET_PERF_KHZ))
+    }
+
     /// Whether it requests a frequency. 0 withdraws the domain's request.
     pub fn asks(&self) -> bool {
         self.khz != Khz(0)

@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::domain::Request;
 use crate::ports::{Actuator, Events, Source};
 use crate::regs::MAX_VCPUS;
-use crate::units::{DomainId, VcpuId};
+use crate::units::{DomainId, Khz, VcpuId};
 
 /// What a device remembers. Untrusted until it is a [`CheckedState`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct RequestState {
     pub domain: u32,
     /// The vCPU whose register was written.
     pub vcpu: u16,
-    /// The value written, kHz; any value, 0 is no request.
+    /// The frequency, kHz; any value, 0 is no request. No ceiling: the guest writes it again.
     pub khz: u32,
 }
 
@@ -160,7 +160,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             self.show_memory(vcpu);
         }
         for saved in &state.requests {
-            let request = Request::written(VcpuId(saved.vcpu), None, saved.khz);
+            let request = Request::without_ceiling(VcpuId(saved.vcpu), None, Khz(saved.khz));
             let domain = self.domains.iter().find(|d| d.id().0 == saved.domain);
             if let Some(domain) = domain {
                 self.request(domain, request);
