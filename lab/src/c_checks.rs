@@ -112,31 +112,41 @@ const COCCI_SCRIPT: &str = r#"
     fi
 "#;
 
-/// Every test of the C code.
+/// The modules' packages, built by DKMS for these kernels.
+pub fn packages(artifacts: &Artifacts, repo: &Path, flavors: &[Flavor]) -> Result<Vec<Tried>> {
+    let mut tried = Vec::new();
+    for &flavor in flavors {
+        if let Some(why) = flavor.part().and_then(|part| artifacts.root.lacks(part)) {
+            tried.push(Tried::skipped(format!("packages for {flavor:?}"), why));
+            continue;
+        }
+        let release = Kernel::find(&artifacts.root, flavor)?.release;
+        for source in [GUEST_DRIVER, HOST_MODULE, RT_MODULE] {
+            let check = dkms(source, &release);
+            let name = format!("{}: make dist, DKMS, {release}", source.name);
+            tried.push(check.tried(name, artifacts.tools(), repo));
+        }
+    }
+    tried.iter().for_each(tell);
+    Ok(tried)
+}
+
+/// Every test of the C code that the short set has.
 pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     let source = kernel_source::unpacked(&artifacts.cache, &artifacts.root)?;
     let scripts = format!("{}/scripts", artifacts.root.inside(&source)?);
     let checkpatch = format!("CHECKPATCH={scripts}/checkpatch.pl");
     let mut tried = Vec::new();
-    for flavor in [Flavor::Standard, Flavor::Rt, Flavor::Old] {
+    // The findings of sparse and checkpatch do not depend on the release much.
+    for flavor in [Flavor::Standard, Flavor::Rt] {
         if let Some(why) = flavor.part().and_then(|part| artifacts.root.lacks(part)) {
             tried.push(Tried::skipped(format!("modules for {flavor:?}"), why));
             continue;
         }
         let release = Kernel::find(&artifacts.root, flavor)?.release;
-        // The findings of sparse and checkpatch do not depend on the release much.
-        let checked: &[ModuleSource] = match flavor {
-            Flavor::Old => &[],
-            _ => &[GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE],
-        };
-        for &source in checked {
+        for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE] {
             let check = make("check", source, &release, &[&checkpatch]);
             let name = format!("{}: W=1, sparse, checkpatch, {release}", source.name);
-            tried.push(check.tried(name, artifacts.tools(), repo));
-        }
-        for source in [GUEST_DRIVER, HOST_MODULE, RT_MODULE] {
-            let check = dkms(source, &release);
-            let name = format!("{}: make dist, DKMS, {release}", source.name);
             tried.push(check.tried(name, artifacts.tools(), repo));
         }
     }
@@ -164,6 +174,8 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     ));
     tried.extend(driver_tests(artifacts, repo)?);
     tried.iter().for_each(tell);
+    // The oldest that the modules are for: by the others they were built above.
+    tried.extend(packages(artifacts, repo, &[Flavor::Old])?);
     Ok(tried)
 }
 

@@ -16,8 +16,8 @@ use crate::set::Set;
 use crate::supply;
 use crate::verdict::{Tried, Verdict, tell};
 
-/// A set's checks of formatting, lints and dependencies. The long set has the lints for x86-64 and
-/// those of the machine's own compiler: they look at the same sources as the short set's.
+/// A set's checks of formatting, lints and dependencies, which seldom change. The long set has the lints
+/// for x86-64 and those of the machine's own compiler: they look at the same sources as the short set's.
 pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<Tried>> {
     let (cache, root) = artifacts.tools();
     let known = KnownVersions::read(repo)?;
@@ -36,9 +36,9 @@ pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<Tried
             note(&name, &text);
         }
     }
-    match set {
-        Set::Long => tried.extend(machine_lints(&known, repo)?),
-        _ => tried.extend(supply::dependencies(cache, repo)?),
+    if set == Set::Long {
+        tried.extend(machine_lints(&known, repo)?);
+        tried.extend(supply::dependencies(cache, repo)?);
     }
     tried.iter().for_each(tell);
     Ok(tried)

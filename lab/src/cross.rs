@@ -96,8 +96,8 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: RootUse) -> Resul
 
 /// clippy, rustdoc and rustfmt on all sources, with the features that the programs are built with: by
 /// the root's tools, which are of its compiler's version. The short set's are for arm64, and in
-/// release, as the programs are: so libbpf isn't compiled once more. The lab's are for this machine,
-/// as all of the long set's. With `strict` a warning is an error.
+/// release, as the programs are: so libbpf isn't compiled once more. The long set's are for this
+/// machine, and of the lab too. With `strict` a warning is an error.
 pub fn lints(
     (cache, root): (&Cache, &Root),
     repo: &Path,
@@ -138,7 +138,6 @@ pub fn lints(
         &["-p", "vcpufreq-device", "--no-default-features"],
     ]
     .concat();
-    let lab = [&here[..], &["-p", "vcpufreq-lab", "--all-targets"]].concat();
     let with = |command: &[&'static str], words: &[&'static str]| [command, words].concat();
     let runs = match set {
         Set::Long => vec![
@@ -161,7 +160,6 @@ pub fn lints(
                 "clippy of the device with feature host",
                 with(&clippy, &with(&device, &["--features", "host"])),
             ),
-            ("clippy of the lab", with(&clippy, &lab)),
             ("rustdoc", with(&doc, &with(&arm, LINTED))),
             (
                 "rustfmt",

@@ -34,6 +34,7 @@ pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) 
     let started = Instant::now();
     let none = || Ok(Vec::new());
     let of_c = || c_checks::all(artifacts, repo);
+    let packages = || c_checks::packages(artifacts, repo, &[Flavor::Standard, Flavor::Rt]);
     let of_rust = || {
         let mut tried = checks::sources(artifacts, repo, set)?;
         tried.extend(checks::crates(artifacts, repo, set)?);
@@ -42,7 +43,7 @@ pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) 
     let first: [&Checks; 2] = match set {
         _ if later_us.is_some() => [&none, &none],
         Short => [&of_rust, &of_c],
-        Long => [&of_rust, &none],
+        Long => [&of_rust, &packages],
         Instrumented => [&none, &none],
     };
     let boots = boots::of(set);
