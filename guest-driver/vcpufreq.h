@@ -44,13 +44,14 @@ struct vcpufreq;
  * @has_opps:	the CPUs' OPPs were added from the device tree
  * @has_power:	the device gives the power of each level
  * @cap:	the host's limit on the policy's maximum
- * @host_cap:	the same in kHz; U32_MAX without one
+ * @host_cap:	the same in kHz; FREQ_QOS_MAX_DEFAULT_VALUE without one
  * @policy:	the policy, while there is one
  * @limited:	a task that the guest holds down has run
  * @limited_at:	when that was seen last, in jiffies
- * @lock:	of the next two; unused without ceilings
+ * @lock:	of the next three; unused without ceilings
  * @request:	what was written last
  * @page:	CPU whose register has it
+ * @renew_at:	when a ceiling is to be written again, in jiffies
  * @em_usable:	those OPPs agree with @table, or there are none and the device
  *		gives power, so an energy model can be made
  * @table:	performance levels in kHz, rising, closed by CPUFREQ_TABLE_END
@@ -65,13 +66,14 @@ struct vcpufreq_domain {
 	bool has_power;
 	bool em_usable;
 	struct freq_qos_request cap;
-	u32 host_cap;
+	s32 host_cap;
 	const struct cpufreq_policy *policy;
 	bool limited;
 	unsigned long limited_at;
 	raw_spinlock_t lock;
 	u32 request;
 	unsigned int page;
+	unsigned long renew_at;
 	struct cpufreq_frequency_table table[VCPUFREQ_PERFTBL_MAX + 1];
 	u32 power[VCPUFREQ_PERFTBL_MAX];
 };

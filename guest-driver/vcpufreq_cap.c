@@ -30,9 +30,6 @@ static s32 vcpufreq_host_cap(struct vcpufreq_domain *domain)
 	if (!cap || cap >= vcpufreq_perf_max(domain) || cap > S32_MAX)
 		cap = FREQ_QOS_MAX_DEFAULT_VALUE;
 
-	/* Set before the policy's maximum: a limit of the host's is none of the guest's. */
-	WRITE_ONCE(domain->host_cap, cap);
-
 	return cap;
 }
 
@@ -40,6 +37,7 @@ static void vcpufreq_caps_look(struct work_struct *work)
 {
 	struct vcpufreq_caps *caps = container_of(work, struct vcpufreq_caps, look);
 	unsigned int cpu;
+	s32 cap;
 
 	mutex_lock(&caps->lock);
 	for_each_possible_cpu(cpu) {
@@ -49,7 +47,12 @@ static void vcpufreq_caps_look(struct work_struct *work)
 		    !freq_qos_request_active(&domain->cap))
 			continue;
 
-		freq_qos_update_request(&domain->cap, vcpufreq_host_cap(domain));
+		cap = vcpufreq_host_cap(domain);
+		/* A limit of the host's is never taken for the guest's own. */
+		if (cap < READ_ONCE(domain->host_cap))
+			WRITE_ONCE(domain->host_cap, cap);
+		freq_qos_update_request(&domain->cap, cap);
+		WRITE_ONCE(domain->host_cap, cap);
 	}
 	mutex_unlock(&caps->lock);
 }
@@ -109,6 +112,7 @@ void vcpufreq_cap_start(struct vcpufreq_domain *domain,
 	struct vcpufreq_caps *caps = domain->vf->caps;
 	unsigned int cpu;
 	int ret;
+	s32 cap;
 
 	if (!caps)
 		return;
@@ -122,8 +126,10 @@ void vcpufreq_cap_start(struct vcpufreq_domain *domain,
 			per_cpu(capacity_freq_ref, cpu) = vcpufreq_perf_max(domain);
 
 	mutex_lock(&caps->lock);
+	cap = vcpufreq_host_cap(domain);
+	WRITE_ONCE(domain->host_cap, cap);
 	ret = freq_qos_add_request(&policy->constraints, &domain->cap,
-				   FREQ_QOS_MAX, vcpufreq_host_cap(domain));
+				   FREQ_QOS_MAX, cap);
 	mutex_unlock(&caps->lock);
 	if (ret < 0)
 		dev_warn(domain->vf->dev, "domain %u: no caps: %d\n",

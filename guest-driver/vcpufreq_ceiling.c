@@ -10,21 +10,27 @@
  * a request that it does not change is what it wants, and the tick writes it
  * again.
  *
- * Cost: a tick compares a few values, and writes a register while a task runs
- * that the guest holds down.
+ * Cost: a tick compares a few values. While a task runs that the guest holds
+ * down, one tick of the domain's CPUs writes a register, every 4 ms or each tick.
  */
 
 #include <linux/arch_topology.h>
 #include <linux/build_bug.h>
 #include <linux/cpufreq.h>
 #include <linux/jiffies.h>
+#include <linux/math.h>
+#include <linux/minmax.h>
 #include <linux/percpu.h>
+#include <linux/pm_qos.h>
 #include <linux/sched.h>
 
 #include "vcpufreq.h"
 
-/* How long a ceiling holds: until the next tick has written it, which may be late. */
-#define VCPUFREQ_CEILING_MS ((u32)(MSEC_PER_SEC / HZ) + 1)
+/* How often a domain's ceiling is written again: one write exits, or takes a token. */
+#define VCPUFREQ_RENEWAL	DIV_ROUND_UP(HZ, 250)
+
+/* How long it holds: until the next tick has written it, which may be late. */
+#define VCPUFREQ_CEILING_MS	((u32)(MSEC_PER_SEC * VCPUFREQ_RENEWAL / HZ) + 1)
 static_assert(VCPUFREQ_CEILING_MS <= VCPUFREQ_CEILING_MS_MAX);
 
 /* How long a task that was held down in a tick counts: it may sleep in between. */
@@ -35,11 +41,13 @@ static void vcpufreq_write_request(struct vcpufreq_domain *domain, bool ceiling)
 {
 	u32 held = ceiling ? VCPUFREQ_CEILING_MS << VCPUFREQ_CEILING_SHIFT : 0;
 
+	if (ceiling)
+		domain->renew_at = jiffies + VCPUFREQ_RENEWAL;
 	vcpufreq_write(domain->vf, domain->page, VCPUFREQ_REG_SET_PERF,
 		       domain->request | held);
 }
 
-/* A task with a limit has run lately. Above the maximum there is nothing to forbid. */
+/* A task with a limit has run lately. At the maximum there is nothing to forbid. */
 static bool vcpufreq_wants_ceiling(const struct vcpufreq_domain *domain)
 {
 	u32 request = domain->request;
@@ -76,9 +84,11 @@ void vcpufreq_ask(struct vcpufreq_domain *domain, unsigned int cpu, u32 perf)
 /* Whether the current task may not use this CPU's full performance. */
 static bool vcpufreq_is_limited(const struct vcpufreq_domain *domain)
 {
-	u32 most = min(vcpufreq_perf_max(domain), READ_ONCE(domain->host_cap));
+	const struct freq_constraints *limits = &domain->policy->constraints;
+	s32 most = min_t(s32, vcpufreq_perf_max(domain), READ_ONCE(domain->host_cap));
 
-	if (READ_ONCE(domain->policy->max) < most)
+	/* Not the policy's maximum: that is a level, and the host's cap needn't be one. */
+	if (READ_ONCE(limits->max_freq.target_value) < most)
 		return true;
 #ifdef CONFIG_UCLAMP_TASK
 	return current->uclamp[UCLAMP_MAX].active &&
@@ -100,10 +110,10 @@ void vcpufreq_ceiling_tick(struct vcpufreq_domain *domain)
 	WRITE_ONCE(domain->limited_at, jiffies);
 	WRITE_ONCE(domain->limited, true);
 
-	/* Else another CPU writes a newer one. */
+	/* Else another CPU of the domain writes meanwhile. */
 	if (!raw_spin_trylock(&domain->lock))
 		return;
-	if (vcpufreq_wants_ceiling(domain))
+	if (vcpufreq_wants_ceiling(domain) && !time_before(jiffies, domain->renew_at))
 		vcpufreq_write_request(domain, true);
 	raw_spin_unlock(&domain->lock);
 }

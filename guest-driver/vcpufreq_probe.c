@@ -185,7 +185,8 @@ static int vcpufreq_read_cpu(struct vcpufreq *vf, unsigned int cpu)
 		return -ENOMEM;
 
 	domain->vf = vf;
-	domain->host_cap = U32_MAX;
+	domain->host_cap = FREQ_QOS_MAX_DEFAULT_VALUE;
+	domain->renew_at = jiffies;
 	raw_spin_lock_init(&domain->lock);
 	domain->id = vcpufreq_read(vf, cpu, VCPUFREQ_REG_PERF_DOMAIN);
 

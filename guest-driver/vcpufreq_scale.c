@@ -25,7 +25,7 @@
 /**
  * struct vcpufreq_scale - what the tick needs to know about its CPU
  * @vf:		the device to ask
- * @domain:	whose ceiling to renew; NULL where @caps is, or without ceilings
+ * @domain:	whose ceiling to renew; NULL on an isolated CPU, or without ceilings
  * @perf_max:	highest performance of this CPU, kHz, above 0
  * @caps:	what looks at the host's caps; NULL on an isolated CPU, whose ticks
  *		are its tasks', or without
