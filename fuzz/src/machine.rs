@@ -19,16 +19,16 @@ pub const VCPUS: [(u32, u16, &[u32]); 3] = [
 
 /// The minimum and the maximum in force of each domain.
 #[derive(Debug)]
-pub struct InForce(Mutex<[Clamp; 2]>);
+pub struct AppliedClamps(Mutex<[Clamp; 2]>);
 
-impl InForce {
+impl AppliedClamps {
     /// All of them.
     pub fn clamps(&self) -> [Clamp; 2] {
         *self.0.lock().expect("no panic meanwhile")
     }
 }
 
-impl Actuator for InForce {
+impl Actuator for AppliedClamps {
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         self.0.lock().expect("no panic meanwhile")[domain.0 as usize] = clamp;
         Ok(())
@@ -46,7 +46,7 @@ pub fn clamp_of(vcpu: usize, value: u32) -> (usize, Clamp) {
     let max = table[table.len() - 1];
     let khz = value % (1 << 28);
     let util = u64::from(capacity) * u64::from(khz.min(max)) / u64::from(max);
-    let min = Util::new(util as u16).expect("within the capacity");
+    let min = Util::saturating(util.into());
     let is_ceiling = khz != 0 && value != khz;
     let max = if is_ceiling { min } else { Util::MAX };
     (domain as usize, Clamp { min, max })
@@ -59,7 +59,7 @@ pub fn check(device: &FuzzedDevice, expected: [Clamp; 2], after: &dyn std::fmt::
 }
 
 /// A device of that machine.
-pub type FuzzedDevice = Device<InForce, FixedSource, NoEvents>;
+pub type FuzzedDevice = Device<AppliedClamps, FixedSource, NoEvents>;
 
 /// A new one.
 pub fn device() -> FuzzedDevice {
@@ -76,6 +76,6 @@ pub fn device() -> FuzzedDevice {
         reference: Khz(2_800_000),
         capacity: Util::MAX,
     });
-    let actuator = InForce(Mutex::new([Clamp::NONE; 2]));
+    let actuator = AppliedClamps(Mutex::new([Clamp::NONE; 2]));
     Device::new(config, actuator, source, NoEvents).expect("a configuration that holds")
 }

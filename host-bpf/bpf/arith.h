@@ -17,11 +17,13 @@
 static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *p,
 					      __u32 khz, __u32 *granted)
 {
-	bool exact = p->clamp == VCPUFREQ_BPF_EXACT || khz > VCPUFREQ_SET_PERF_KHZ;
+	bool limits = p->clamp == VCPUFREQ_BPF_LIMITS;
+	bool exact = p->clamp == VCPUFREQ_BPF_EXACT || (limits && khz > VCPUFREQ_SET_PERF_KHZ);
 	__u64 num, den;
 	__u32 min, max;
 
-	khz &= VCPUFREQ_SET_PERF_KHZ;
+	if (limits)
+		khz &= VCPUFREQ_SET_PERF_KHZ;
 	*granted = khz;
 	if (!khz)
 		return VCPUFREQ_BPF_CLAMP(p->floor, 1024);

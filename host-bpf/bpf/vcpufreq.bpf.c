@@ -283,25 +283,20 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 }
 
 /*
- * Whether a request may be a ceiling: the worker ends it if it isn't written
- * again in time. With clamps that are exact each one is, and by scx none.
+ * The worker ends a ceiling that isn't written again in time. Behind the clamp:
+ * the end of an older ceiling would not find this one. If there is no room for
+ * the event, the worker finds it when it looks next.
  */
-static __always_inline bool holds_ceiling(const struct vcpufreq_bpf_policy *policy,
-					  struct vcpufreq_bpf_domain *domain,
-					  const struct vcpufreq_bpf_event *request)
+static __always_inline void hold_ceiling(struct vcpufreq_bpf_domain *domain,
+					 const struct vcpufreq_bpf_event *request)
 {
 	struct vcpufreq_bpf_event event = *request;
-	__u64 until = event.ns + (event.khz >> VCPUFREQ_CEILING_SHIFT) * 1000000ull;
+	__u64 held_ms = event.khz >> VCPUFREQ_CEILING_SHIFT;
 
-	if (policy->clamp == VCPUFREQ_BPF_EXACT || policy->actuator == VCPUFREQ_BPF_SCX)
-		return false;
-	if (__sync_lock_test_and_set(&domain->ceiling_until, until))
-		return true;
+	if (__sync_lock_test_and_set(&domain->ceiling_until, event.ns + held_ms * 1000000ull))
+		return;
 	event.kind = VCPUFREQ_BPF_CEILING;
-	if (!bpf_ringbuf_output(&events, &event, sizeof(event), 0))
-		return true;
-	__sync_lock_test_and_set(&domain->ceiling_until, 0);
-	return false;
+	bpf_ringbuf_output(&events, &event, sizeof(event), 0);
 }
 
 /* What becomes of a request; `event` has what was asked for, and gets the clamp. */
@@ -313,11 +308,13 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 {
 	__u64 now = event->ns, when = limited(v, writer, policy, now);
 	bool by_module = policy->actuator == VCPUFREQ_BPF_KFUNC, moved = false;
+	bool limits = policy->clamp == VCPUFREQ_BPF_LIMITS;
 	bool own = asks_for_own(event);
 	__u32 granted, last;
 	__u64 before;
 
-	if (event->khz > VCPUFREQ_SET_PERF_KHZ && !holds_ceiling(policy, domain, event))
+	/* When it gets its turn, the guest has written a ceiling again. */
+	if (limits && when)
 		event->khz &= VCPUFREQ_SET_PERF_KHZ;
 	event->clamp = request_to_clamp(policy, event->khz, &granted);
 	if (when) {
@@ -339,6 +336,8 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 		moved = others_changed(writer, event->writer, policy, domain,
 				       bpf_get_current_task_btf(), &before);
 	last = __sync_lock_test_and_set(&domain->clamp, event->clamp);
+	if (limits && event->khz > VCPUFREQ_SET_PERF_KHZ)
+		hold_ceiling(domain, event);
 	if (own)
 		share_request(policy, domain);
 	if (last != event->clamp || moved) {

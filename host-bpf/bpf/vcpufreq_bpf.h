@@ -21,6 +21,7 @@
 enum vcpufreq_bpf_clamp {
 	VCPUFREQ_BPF_FLOOR,	/* uclamp.min */
 	VCPUFREQ_BPF_EXACT,	/* uclamp.min and uclamp.max */
+	VCPUFREQ_BPF_LIMITS,	/* uclamp.min; both for a request that is a ceiling */
 };
 
 /* What a guest reads from cur_perf. */

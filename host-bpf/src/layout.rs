@@ -20,6 +20,7 @@ pub(crate) const NO_CLAMP: u32 = u32::MAX;
 
 pub(crate) const CLAMP_FLOOR: u32 = 0;
 pub(crate) const CLAMP_EXACT: u32 = 1;
+pub(crate) const CLAMP_LIMITS: u32 = 2;
 pub(crate) const REPORT_EXACT: u32 = 0;
 pub(crate) const REPORT_TABLE: u32 = 1;
 pub(crate) const REPORT_REQUEST: u32 = 2;

@@ -53,7 +53,7 @@ pub struct VcpuPolicy {
 
 impl VcpuPolicy {
     pub(crate) fn adds_others(&self) -> bool {
-        self.sum && self.clamp == ClampMode::Floor
+        self.sum && self.clamp != ClampMode::Exact
     }
 
     /// Whether the programs look at its pCPU's utilization, to add it or to show it.
@@ -111,6 +111,7 @@ impl VcpuPolicy {
             clamp: match self.clamp {
                 ClampMode::Floor => layout::CLAMP_FLOOR,
                 ClampMode::Exact => layout::CLAMP_EXACT,
+                ClampMode::Limits => layout::CLAMP_LIMITS,
             },
             visibility: match self.visibility {
                 CurPerfVisibility::Exact => layout::REPORT_EXACT,

@@ -14,8 +14,13 @@ use crate::units::{DomainId, Util, VcpuId};
 /// What a request does to the host's clamps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClampMode {
-    /// uclamp.min only: the host runs at least as fast as asked.
+    /// uclamp.min, and uclamp.max too for a request that is a ceiling, which a guest makes while it
+    /// limits itself. Whatever has the device calls
+    /// [`Device::lift_ceilings`](crate::Device::lift_ceilings). With an actuator that serves its own
+    /// vCPU alone it is [`Self::Floor`].
     #[default]
+    Limits,
+    /// uclamp.min only: the host runs at least as fast as asked.
     Floor,
     /// uclamp.min and uclamp.max: the host runs exactly as fast as asked.
     Exact,
@@ -138,12 +143,13 @@ impl VcpuSpec {
 }
 
 impl DeviceConfig {
-    /// A device that sets lower clamps and has no limit: for a host that adds nothing to a clamp.
+    /// A device whose requests are floors, and ceilings where the guest says so, without a limit: for
+    /// a host that adds nothing to a clamp.
     #[must_use]
     pub fn new(vcpus: Vec<VcpuSpec>) -> Self {
         Self {
             vcpus,
-            mode: ClampMode::Floor,
+            mode: ClampMode::default(),
             headroom: Headroom::None,
             visibility: CurPerfVisibility::Exact,
             rate_limit: None,

@@ -86,12 +86,16 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// # Errors
     /// As [`DeviceConfig::check`].
     pub fn new(
-        config: DeviceConfig,
+        mut config: DeviceConfig,
         actuator: A,
         source: S,
         events: E,
     ) -> Result<Self, ConfigError> {
         config.check()?;
+        // A real-time guest's vCPUs are kept fast, and its driver has no tick to renew ceilings in.
+        if config.mode == ClampMode::Limits && !actuator.serves_any_vcpu() {
+            config.mode = ClampMode::Floor;
+        }
         let numbers = config.domains();
         let vcpus = config.vcpus.iter().map(|spec| Vcpu::new(spec, &numbers));
         let clock = Time(Box::new(Monotonic::default()));
@@ -139,15 +143,19 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     /// What it has beyond the registers of the binding.
     pub(crate) fn features(&self) -> u32 {
-        // A real-time guest's vCPUs are kept fast, and its driver has no tick to renew ceilings in.
         let any_cpu = self.actuator.serves_any_vcpu();
         let perf_cap = self.config.visibility != CurPerfVisibility::Request;
         let features = [
-            (any_cpu, FEATURE_ANY_CPU | FEATURE_CEILING),
+            (any_cpu, FEATURE_ANY_CPU),
             (perf_cap, FEATURE_PERF_CAP),
+            (self.takes_ceilings(), FEATURE_CEILING),
         ];
         let has = features.into_iter().filter(|(has, _)| *has);
         has.fold(0, |all, (_, feature)| all | feature)
+    }
+
+    fn takes_ceilings(&self) -> bool {
+        self.config.mode == ClampMode::Limits
     }
 
     /// Where its frequencies come from.
@@ -178,7 +186,10 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         match reg {
             WriteReg::SetPerf => {
                 let domain = &self.domains[page.domain];
-                let request = Request::written(vcpu, by, value);
+                let request = match self.takes_ceilings() {
+                    true => Request::written(vcpu, by, value),
+                    false => Request::without_ceiling(vcpu, by, Khz(value)),
+                };
                 self.events.record(&Event::Request {
                     vcpu,
                     domain: domain.id(),
@@ -236,14 +247,19 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             if until > now {
                 return Some(Duration::from_nanos(until - now));
             }
-            if let Ok(lifted) = domain.lift_ceiling(until) {
-                if let Some(request) = lifted {
-                    self.of(request).requests.bump();
+            match domain.lift_ceiling(until) {
+                Ok(lifted) => {
+                    if let Some(request) = lifted {
+                        self.of(request).requests.bump();
+                    }
+                    // Also one that waits for a token: the ceiling was that of an older one, which
+                    // had a token. So a guest gets two host calls for a token at most.
+                    self.apply_pending(domain, now);
+                    None
                 }
-                // Also one that waits for a token: the ceiling was that of an older one.
-                self.apply_pending(domain, now);
+                // The guest has written it again meanwhile.
+                Err(until) => Some(Duration::from_nanos(until.saturating_sub(now))),
             }
-            None
         });
         left.min()
     }
@@ -288,7 +304,15 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             self.publish(domain, request);
             return self.apply_pending(domain, now);
         }
-        self.publish(domain, request);
+        // Nor is it a ceiling when it has one: the guest has written it again by then.
+        let ceiling_ms = 0;
+        self.publish(
+            domain,
+            Request {
+                ceiling_ms,
+                ..request
+            },
+        );
         domain.defer();
         self.count(&Event::Limited {
             vcpu: request.vcpu,
@@ -332,16 +356,17 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     fn publish(&self, domain: &Domain, request: Request) {
         self.of(request).requests.bump();
-        let held_ns = u64::from(request.ceiling_ms) * 1_000_000;
-        if held_ns != 0 && domain.hold_ceiling(self.clock.0.now_ns() + held_ns) {
-            let domain = domain.id();
-            self.events.record(&Event::Ceiling { domain });
-        }
         if let Some(older) = domain.publish(request) {
             self.count(&Event::Superseded {
                 vcpu: older.vcpu,
                 domain: domain.id(),
             });
+        }
+        let held_ns = u64::from(request.ceiling_ms) * 1_000_000;
+        // Behind the request: the end of an older ceiling would find none.
+        if held_ns != 0 && domain.hold_ceiling(self.clock.0.now_ns() + held_ns) {
+            let domain = domain.id();
+            self.events.record(&Event::Ceiling { domain });
         }
     }
 

@@ -102,7 +102,8 @@ impl Domain {
         self.newest.peek().filter(|_| self.newest.is_pending())
     }
 
-    /// Has the ceiling of its requests hold until then; whether none did before.
+    /// Has the ceiling of the request that was published last hold until then; whether none did
+    /// before.
     pub fn hold_ceiling(&self, until_ns: u64) -> bool {
         self.ceiling_until.swap(until_ns.max(1), SeqCst) == 0
     }

@@ -39,12 +39,17 @@ impl Clock for Hands {
 
 impl Bench {
     fn new(rate_limit: Option<RateLimit>) -> Self {
+        Self::of_mode(ClampMode::Limits, rate_limit)
+    }
+
+    fn of_mode(mode: ClampMode, rate_limit: Option<RateLimit>) -> Self {
         let spec = VcpuSpec {
             table: PerfTable::try_from(vec![Khz(LOW), Khz(HIGH), Khz(1_000_000)]).unwrap(),
             capacity: Util::MAX,
             domain: DomainId(0),
         };
         let config = DeviceConfig {
+            mode,
             rate_limit,
             ..DeviceConfig::new(vec![spec])
         };
@@ -155,6 +160,50 @@ fn a_request_that_waits_for_a_token_is_not_held_down() {
     assert!(bench.device.apply_deferred() > Some(Duration::from_millis(100)));
     assert_eq!(bench.pass(5), None);
     assert_eq!(bench.clamps(), [(256, 256), (768, FREE)]);
+}
+
+/// A ceiling has a token, and its end is one more host call. One without a token is none.
+#[test]
+fn a_flood_of_ceilings_keeps_to_the_limit() {
+    const TOKENS: u32 = 10;
+    let bench = Bench::new(Some(RateLimit {
+        per_second: NonZeroU32::MIN,
+        burst: NonZeroU32::new(TOKENS).unwrap(),
+    }));
+    for n in 0..500 {
+        bench.ask(if n % 2 == 0 { LOW } else { HIGH } | (1 << CEILING_SHIFT));
+        bench.pass(1);
+    }
+    let calls = u32::try_from(bench.clamps().len()).unwrap();
+    assert!((TOKENS..=2 * TOKENS).contains(&calls), "{calls} host calls");
+    let (_, max) = *bench.clamps().last().unwrap();
+    assert_eq!(max, FREE);
+}
+
+/// Nor is a request a ceiling that the guest can't know of.
+#[test]
+fn only_one_mode_has_ceilings() {
+    for mode in [ClampMode::Floor, ClampMode::Exact] {
+        let bench = Bench::of_mode(mode, None);
+        bench.ask(LOW | CEILING);
+        let most = if mode == ClampMode::Exact { 1024 } else { FREE };
+        assert_eq!(bench.clamps(), [(1024, most)]);
+        assert_eq!(bench.pass(0), None);
+        let features = bench.device.read(ONE, ReadReg::Features);
+        assert_eq!(features & FEATURE_CEILING, 0);
+    }
+}
+
+#[test]
+fn no_snapshot_holds_one() {
+    let bench = Bench::new(None);
+    bench.ask(LOW | CEILING);
+    let state = bench.device.save();
+    assert_eq!(state.requests[0].khz, LOW);
+    let other = Bench::new(None);
+    let state = CheckedState::try_from(state).unwrap();
+    other.device.restore(&state).unwrap();
+    assert_eq!(other.clamps(), [(256, FREE)]);
 }
 
 #[test]

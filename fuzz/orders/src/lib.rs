@@ -85,7 +85,7 @@ impl DomainScene {
     fn apply_and(&self, mut meanwhile: impl FnMut()) {
         self.domain.apply_pending(|request, in_force| {
             assert!(!self.busy.swap(true, Relaxed), "two threads call the host");
-            self.in_force.store(request.khz.0, Relaxed);
+            self.in_force.store(value_of(request), Relaxed);
             self.unanswered.fetch_sub(1, Relaxed);
             meanwhile();
             self.busy.store(false, Relaxed);
@@ -98,19 +98,42 @@ impl DomainScene {
         self.apply();
     }
 
+    fn write_ceiling(&self, khz: u32) {
+        self.publish(khz | (1 << regs::CEILING_SHIFT));
+        self.domain.hold_ceiling(khz.into());
+        self.apply();
+    }
+
+    /// Ends a ceiling, if there is one.
+    fn lift(&self) {
+        let Some(until) = self.domain.ceiling_until() else {
+            return;
+        };
+        if let Ok(lifted) = self.domain.lift_ceiling(until) {
+            let lifted = i32::from(lifted.is_some());
+            self.unanswered.fetch_add(lifted, Relaxed);
+            self.apply();
+        }
+    }
+
     fn check(&self) {
         assert_eq!(
             self.unanswered.load(Relaxed),
             0,
             "requests without an outcome"
         );
-        let newest = self.domain.newest().map(|request| request.khz.0);
+        let newest = self.domain.newest().map(value_of);
         assert_eq!(
             newest,
             Some(self.in_force.load(Relaxed)),
             "the last value is in force"
         );
     }
+}
+
+/// As it is written to set_perf.
+fn value_of(request: Request) -> u32 {
+    request.khz.0 | (request.ceiling_ms << regs::CEILING_SHIFT)
 }
 
 /// As loom's own, with at most so many times that a thread has to wait in the middle of a step.
@@ -166,6 +189,24 @@ pub fn the_last_of_three_writers_is_in_force() {
             .into_iter()
             .for_each(|writer| writer.join().expect("no panic"));
         scene.check();
+    });
+}
+
+/// Two vCPUs write ceilings of a domain, while the maintenance thread ends one.
+pub fn no_ceiling_is_left() {
+    model(3, || {
+        let scene = DomainScene::new();
+        let (other, maintenance) = (scene.clone(), scene.clone());
+        let other = thread::spawn(move || other.write_ceiling(1));
+        let maintenance = thread::spawn(move || maintenance.lift());
+        scene.write_ceiling(2);
+        other.join().expect("no panic");
+        maintenance.join().expect("no panic");
+        // It is told of each first one.
+        scene.lift();
+        scene.check();
+        let left = scene.in_force.load(Relaxed) >> regs::CEILING_SHIFT;
+        assert_eq!(left, 0, "ms of a ceiling that nothing ends");
     });
 }
 

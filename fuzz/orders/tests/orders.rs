@@ -37,6 +37,11 @@ fn a_page_has_the_frequency_of_the_latest_look() {
 }
 
 #[test]
+fn no_ceiling_is_left() {
+    vcpufreq_orders::no_ceiling_is_left();
+}
+
+#[test]
 fn a_write_left_unfinished_is_carried_out() {
     vcpufreq_orders::a_write_left_unfinished_is_carried_out();
 }

@@ -72,8 +72,8 @@ impl Shared {
         let mut detector = LossDetector::new(self.host.missed().unwrap_or(0));
         let (mut look_at, mut scx_at, mut sweep_at, mut gone) = (0, 0, 0, false);
         let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
-        // Domains with a ceiling, and when it may end.
-        let mut ceilings: Vec<(u32, u64)> = Vec::new();
+        // Domains that may have a ceiling.
+        let mut ceilings: Vec<u32> = Vec::new();
         let mut cpu_before = host::thread_cpu_time();
         while !self.stop.load(SeqCst) {
             let now = host::monotonic_ns();
@@ -87,7 +87,9 @@ impl Shared {
             } else {
                 look_at
             };
-            let ends = ceilings.iter().map(|(_, ends)| *ends);
+            let ends = ceilings
+                .iter()
+                .filter_map(|domain| self.host.ceiling_until(*domain));
             let until = due.chain(ends).min().unwrap_or(look).min(look);
             let until = Duration::from_nanos(until.saturating_sub(now));
             let events = worker.wait(until).map_err(|error| error.to_string())?;
@@ -96,7 +98,8 @@ impl Shared {
                     BpfEvent::Waiting(request) => waiting.push(request),
                     BpfEvent::Handled(handled) => self.handled(&handled),
                     BpfEvent::Refresh(domain) => self.refresh(domain),
-                    BpfEvent::Ceiling(domain) => ceilings.push((domain, now)),
+                    BpfEvent::Ceiling(domain) if ceilings.contains(&domain) => {}
+                    BpfEvent::Ceiling(domain) => ceilings.push(domain),
                 }
             }
             let now = host::monotonic_ns();
@@ -118,7 +121,7 @@ impl Shared {
                 };
                 self.serve_one(&request, &mut changing)
             });
-            ceilings.retain_mut(|(domain, ends)| self.keep_ceiling(*domain, ends, now));
+            ceilings.retain(|domain| self.keep_ceiling(*domain, now));
             if now >= scx_at {
                 scx_at = now + ns(super::scx::LOOK);
                 self.look_at_scx();
@@ -130,6 +133,8 @@ impl Shared {
                     self.host.sweep();
                 }
                 self.look_at_module();
+                // Also those that there was no room to tell of.
+                ceilings = self.all_domains().collect();
                 self.all_domains().for_each(|domain| self.time(domain));
                 self.look_for_dropped(&mut waiting);
                 let found = self.look(&mut waiting);
@@ -358,17 +363,15 @@ impl Shared {
         self.count(vcpu, domain, outcome);
     }
 
-    /// Ends the ceiling of `domain` when it is due; false if there is none any more.
-    fn keep_ceiling(&self, domain: u32, ends: &mut u64, now: u64) -> bool {
-        if *ends > now {
-            return true;
+    /// Ends the ceiling of `domain` when it is due; whether it has one still.
+    fn keep_ceiling(&self, domain: u32, now: u64) -> bool {
+        let Some(until) = self.host.ceiling_until(domain) else {
+            return false;
+        };
+        if until <= now && self.host.lift_ceiling(domain, until) {
+            self.apply_again(domain);
         }
-        let next = self.host.lift_ceiling(domain, now);
-        match next {
-            Some(next) => *ends = next,
-            None => self.put_into_force(domain),
-        }
-        next.is_some()
+        self.host.ceiling_until(domain).is_some()
     }
 
     /// Puts into force what is added to a domain's request now.

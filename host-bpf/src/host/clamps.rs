@@ -291,29 +291,29 @@ impl HostBpf {
         }
     }
 
-    /// Ends a domain's ceiling, for which there was a [`BpfEvent::Ceiling`](crate::BpfEvent), unless
-    /// the guest has written it again in time. Returns when to look again, in ns of CLOCK_MONOTONIC;
-    /// `None`: there is none any more, and the caller applies the clamp ([`Self::apply_pending`]).
-    pub fn lift_ceiling(&self, number: u32, now_ns: u64) -> Option<u64> {
-        let domain = self.domain(number)?;
-        let until_ns = domain.ceiling_until.load(SeqCst);
-        if until_ns > now_ns {
-            return Some(until_ns);
-        }
+    /// When a domain's ceiling ends, in ns of CLOCK_MONOTONIC, if it has one.
+    #[must_use]
+    pub fn ceiling_until(&self, number: u32) -> Option<u64> {
+        let until_ns = self.domain(number)?.ceiling_until.load(SeqCst);
+        (until_ns != 0).then_some(until_ns)
+    }
+
+    /// Ends a domain's ceiling if it holds until then, and no longer since the guest has written it
+    /// again. Whether the clamp has changed, which the caller then applies ([`Self::apply_pending`]).
+    pub fn lift_ceiling(&self, number: u32, until_ns: u64) -> bool {
+        let Some(domain) = self.domain(number) else {
+            return false;
+        };
         let ended = domain
             .ceiling_until
             .compare_exchange(until_ns, 0, SeqCst, SeqCst);
-        if ended.is_err() {
-            return Some(now_ns);
-        }
         // One that is written meanwhile may end too: the guest writes it again.
         let max = Util::MAX;
         let without = |bits| {
             let clamp = Clamp::from_bits(bits)?;
-            Some(Clamp { max, ..clamp }.bits())
+            (clamp.max != max).then_some(Clamp { max, ..clamp }.bits())
         };
-        let _ = domain.clamp.fetch_update(SeqCst, SeqCst, without);
-        None
+        ended.is_ok() && domain.clamp.fetch_update(SeqCst, SeqCst, without).is_ok()
     }
 
     /// A domain's clamp with what is added to it.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::{Builder, JoinHandle, park_timeout, sleep};
+use std::thread::{Builder, JoinHandle, park_timeout};
 use std::time::{Duration, Instant};
 
 use crate::kvm::confinement::{BridgeThread, Confinement};
@@ -45,7 +45,7 @@ impl MaintenanceThread {
             // Without uclamp it is a thread like any other.
             let _ = host::clamp_current_thread_to_zero();
             confinement.on_thread(BridgeThread::Maintenance);
-            let mut next_look = Instant::now();
+            let (mut next_look, mut turn_at) = (Instant::now(), Instant::now());
             while !stopped.load(Relaxed) {
                 if Instant::now() >= next_look {
                     look();
@@ -54,17 +54,18 @@ impl MaintenanceThread {
                 if watched.take_source_failed() {
                     device.source().refresh();
                 }
-                let limited = watched.take_limited();
-                let turn = match device.apply_deferred() {
-                    Some(wait) => Some(wait.clamp(TURNS[0], TURNS[1])),
-                    None => limited.then_some(TURNS[0]),
-                };
-                let ceiling = device.lift_ceilings().unwrap_or(LOOK_EVERY);
-                match turn {
-                    // Asleep, not parked: the next such request doesn't wake it.
-                    Some(turn) => sleep(turn.min(ceiling)),
-                    None => park_timeout(ceiling),
+                let mut wait = device.lift_ceilings().unwrap_or(LOOK_EVERY);
+                if Instant::now() >= turn_at {
+                    // Of the limited requests until the next turn, one wakes this thread.
+                    let limited = watched.take_limited();
+                    let turn = device.apply_deferred().or(limited.then_some(TURNS[0]));
+                    let turn = turn.map(|turn| turn.clamp(TURNS[0], TURNS[1]));
+                    turn_at = Instant::now() + turn.unwrap_or_default();
+                    wait = turn.unwrap_or(LOOK_EVERY).min(wait);
+                } else {
+                    wait = turn_at.saturating_duration_since(Instant::now()).min(wait);
                 }
+                park_timeout(wait);
             }
         };
         let thread = Builder::new().name("maintenance".to_owned());

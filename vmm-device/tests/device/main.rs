@@ -104,7 +104,7 @@ fn fixed_registers_read_as_configured() {
     let bench = bench(ClampMode::Floor);
     assert_eq!([0, 1, 2].map(|v| bench.read(v, REG_PERFTBL_LEN)), [3, 3, 2]);
     assert_eq!([0, 1, 2].map(|v| bench.read(v, REG_PERF_DOMAIN)), [7, 7, 3]);
-    let features = FEATURE_ANY_CPU | FEATURE_CEILING | FEATURE_PERF_CAP;
+    let features = FEATURE_ANY_CPU | FEATURE_PERF_CAP;
     assert_eq!(bench.read(2, REG_FEATURES), features);
 }
 

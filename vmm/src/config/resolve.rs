@@ -166,6 +166,16 @@ pub fn device_config(
     })
 }
 
+/// What can be had of the mode that is wanted: without clamps, and by scx, a ceiling has no effect.
+fn clamp_mode(options: &BridgeArgs) -> ClampMode {
+    match (options.clamp, options.actuator) {
+        (ClampMode::Limits, ActuatorWish::Scx | ActuatorWish::Clamps(ActuatorChoice::Nothing)) => {
+            ClampMode::Floor
+        }
+        (clamp, _) => clamp,
+    }
+}
+
 /// The same with all that the bridge's options have of it.
 ///
 /// # Errors
@@ -178,7 +188,7 @@ pub fn bridge_device_config(
     Ok(DeviceConfig {
         visibility: options.cur_perf,
         rate_limit: options.rate_limit.0,
-        ..device_config(vcpus, options.clamp, headroom)?
+        ..device_config(vcpus, clamp_mode(options), headroom)?
     })
 }
 

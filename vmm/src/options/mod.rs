@@ -35,7 +35,11 @@ const RATE: RateLimit = RateLimit {
     burst: NonZeroU32::new(100).expect("not 0"),
 };
 
-const CLAMPS: [(&str, ClampMode); 2] = [("floor", ClampMode::Floor), ("exact", ClampMode::Exact)];
+const CLAMPS: [(&str, ClampMode); 3] = [
+    ("limits", ClampMode::Limits),
+    ("floor", ClampMode::Floor),
+    ("exact", ClampMode::Exact),
+];
 
 const ACTUATORS: [(&str, ActuatorWish); 5] = [
     ("auto", ActuatorWish::Clamps(ActuatorChoice::Auto)),
@@ -106,7 +110,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "PATH", default_value = "auto")]
     pub path: PathChoice,
     /// Add the utilization by other tasks of a vCPU's pCPU to its request; uclamp alone takes the
-    /// larger of the two [default: true on the path bpf with --clamp floor]
+    /// larger of the two [default: true on the path bpf without --clamp exact]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub sum: Option<bool>,
     /// Write the guest's device tree
@@ -160,8 +164,9 @@ impl SandboxArgs {
 /// What `run`, `serve` and `qemu` take of the bridge.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct BridgeArgs {
-    /// What a request sets: the floor alone, or the ceiling too
-    #[arg(long, value_name = "MODE", default_value = "floor", value_parser = one_of(&CLAMPS))]
+    /// What a request sets: the floor, and the ceiling too while the guest limits itself; always the
+    /// floor alone; always both
+    #[arg(long, value_name = "MODE", default_value = "limits", value_parser = one_of(&CLAMPS))]
     pub clamp: ClampMode,
     /// How requests reach the host's scheduler; none: requests change nothing;
     /// scx: by the service vcpufreq scx, they add up with other load

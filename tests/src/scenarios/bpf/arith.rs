@@ -40,7 +40,7 @@ const fn case(perf_max: u32, capacity: u16, pcpu: (u16, u32), values: (u32, u32,
         perf_max,
         reference: perf_max,
         capacity,
-        clamp: ClampMode::Floor,
+        clamp: ClampMode::Limits,
         headroom: Headroom::None,
         pcpu,
         entries: 3,
@@ -73,6 +73,7 @@ const CASES: [Case; 11] = [
     Case {
         reference: 2_841_600,
         headroom: Headroom::Quarter,
+        clamp: ClampMode::Floor,
         ..case(2_208_000, 371, (1024, 2_956_800), SPREAD)
     },
     case(u32::MAX, 1024, (1024, u32::MAX), SPREAD),
@@ -146,11 +147,15 @@ impl Case {
             Headroom::None => (1, 1),
             Headroom::Quarter => (4, 5),
         };
-        let exact = u32::from(self.clamp == ClampMode::Exact);
+        let mode = match self.clamp {
+            ClampMode::Floor => 0,
+            ClampMode::Exact => 1,
+            ClampMode::Limits => 2,
+        };
         let mut bytes = Vec::new();
         // The limit is of use where others are added.
         let (max, reference, limit) = (self.perf_max, self.reference, 0);
-        for value in [max, reference, self.capacity.into(), limit, num, den, exact] {
+        for value in [max, reference, self.capacity.into(), limit, num, den, mode] {
             bytes.extend(value.to_ne_bytes());
         }
         bytes.resize(TABLE, 0);
@@ -176,9 +181,11 @@ impl Case {
             capacity: Util::saturating(self.capacity.into()),
             domain: DomainId(0),
         };
-        let ceiling = (khz > SET_PERF_KHZ).then_some(ClampMode::Exact);
-        let mode = ceiling.unwrap_or(self.clamp);
-        let decision = clamp(&spec, Khz(khz & SET_PERF_KHZ), mode, self.headroom);
+        let (mode, asked) = match self.clamp {
+            ClampMode::Limits if khz > SET_PERF_KHZ => (ClampMode::Exact, khz & SET_PERF_KHZ),
+            mode => (mode, khz),
+        };
+        let decision = clamp(&spec, Khz(asked), mode, self.headroom);
         let pcpu = PcpuPerf {
             pcpu: 0,
             khz: Khz(khz),
