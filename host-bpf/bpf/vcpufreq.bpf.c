@@ -364,7 +364,7 @@ static __always_inline int request(struct vcpufreq_bpf_vm *v, __u32 id,
 				   struct vcpufreq_bpf_vcpu *vcpu, __u32 khz, __u32 writer)
 {
 	const struct vcpufreq_bpf_policy *policy = policy_of(id);
-	struct vcpufreq_bpf_event event = { .vcpu = id, .khz = khz, .writer = writer };
+	struct vcpufreq_bpf_event event = { .vcpu = id, .writer = writer };
 	struct vcpufreq_bpf_vcpu *by = vcpu;
 	struct vcpufreq_bpf_domain *domain;
 	__u64 n;
@@ -376,6 +376,10 @@ static __always_inline int request(struct vcpufreq_bpf_vm *v, __u32 id,
 	domain = bpf_map_lookup_elem(&domains, (void *)&policy->domain);
 	if (!domain)
 		return 0;
+	/* Without ceilings it is a frequency above each maximum. */
+	if (policy->clamp != VCPUFREQ_BPF_LIMITS && khz > VCPUFREQ_SET_PERF_KHZ)
+		khz = VCPUFREQ_SET_PERF_KHZ;
+	event.khz = khz;
 	event.domain = policy->domain;
 	event.ns = bpf_ktime_get_ns();
 	n = __sync_fetch_and_add(&vcpu->requests, 1) + 1;

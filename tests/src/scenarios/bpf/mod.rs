@@ -6,6 +6,7 @@
 
 mod arith;
 mod calls;
+mod ceilings;
 mod ext_server;
 mod flood;
 mod group;

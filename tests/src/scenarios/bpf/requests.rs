@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, ApplyOutcome, BpfCounters, BpfEvent, HostModule};
 
+use super::ceilings;
 use super::group::{ClampGroup, has_uclamp, write_util};
 use super::programs::{BASE, histogram, like, start};
 use super::settled;
@@ -91,6 +92,7 @@ fn clamped() -> Result<Value> {
     let (raced_holds, raced) = raced(&mut vcpu, &module)?;
     let (waits_holds, waits) = waits_over_policy(&mut vcpu, &module)?;
     let (settled_hold, settled) = settled::rows(&mut vcpu, &module)?;
+    let (ceilings_hold, ceilings) = ceilings::row(&mut vcpu, &module)?;
     let (deadline_holds, deadline) = deadline(&mut vcpu)?;
     drop((_event, _others));
     drop(vcpu);
@@ -98,9 +100,9 @@ fn clamped() -> Result<Value> {
     let applied = module.applied(0)?;
     Ok(json!({
         "held": reads_hold && writes_hold && limit_holds && overtaken_holds && raced_holds
-            && waits_holds && settled_hold && deadline_holds && others_hold && applied.refused == 0,
+            && waits_holds && settled_hold && ceilings_hold && deadline_holds && others_hold && applied.refused == 0,
         "reads": reads, "writes": writes, "limit": limit, "overtaken": overtaken,
-        "raced": raced, "waits_over_policy": waits, "settled": settled, "deadline": deadline, "deadline_for_others": for_others,
+        "raced": raced, "waits_over_policy": waits, "settled": settled, "ceilings": ceilings, "deadline": deadline, "deadline_for_others": for_others,
         "applied": applied.applied, "clamp_after_ns": histogram(&applied.after_ns),
     }))
 }
