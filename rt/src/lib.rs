@@ -31,8 +31,10 @@ mod own_dir;
 mod owner;
 mod partition;
 mod plan;
+mod policy_frequencies;
 mod process;
 mod profile;
+mod published;
 mod record;
 mod restore;
 mod settings;
@@ -52,9 +54,11 @@ pub use own_dir::{OwnDir, Untrusted, check_socket, is_trusted};
 pub use owner::{Owner, OwnerStatus};
 pub use partition::{Partition, PartitionError, PartitionGuest};
 pub use plan::{PlannedSetting, RtPlan, plan};
+pub use policy_frequencies::{Frequency, PolicyFrequencies};
 pub use profile::{
-    CpusetPartition, Frequency, IdleStates, MoveTo, Profile, ProfileError, SHIPPED, Scope, Settings,
+    CpusetPartition, IdleStates, MoveTo, Profile, ProfileError, SHIPPED, Scope, Settings,
 };
+pub use published::PublishedMaximum;
 pub use record::{DIR, Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore};
 pub use settings::{FrequencyCap, frequency_caps};

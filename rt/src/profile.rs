@@ -7,7 +7,9 @@ use std::fmt::Display;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::value::scheduling;
+use crate::{
+    policy_frequencies::PolicyFrequencies, published::PublishedMaximum, value::scheduling,
+};
 
 /// The shipped profiles: name and text.
 pub const SHIPPED: &[(&str, &str)] = &[
@@ -15,6 +17,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("qcs6490", include_str!("../profiles/qcs6490.toml")),
     ("iq-9075", include_str!("../profiles/iq-9075.toml")),
     ("iq-8275", include_str!("../profiles/iq-8275.toml")),
+    ("iq-615", include_str!("../profiles/iq-615.toml")),
     ("xeon-e5", include_str!("../profiles/xeon-e5.toml")),
     (
         "no-fair-server",
@@ -36,6 +39,10 @@ pub struct Profile {
     pub firmware: Vec<String>,
     /// Options of the kernel's configuration.
     pub kernel_config: Vec<String>,
+    /// Parameters of modules, as `kvm.NAME=VALUE`, that are set when the module is loaded.
+    pub module_options: Vec<String>,
+    /// What others have measured with these settings.
+    pub published: Vec<PublishedMaximum>,
 }
 
 /// Which CPUs a setting is for.
@@ -81,19 +88,6 @@ pub enum CpusetPartition {
     Root,
 }
 
-/// A frequency in kHz, or the highest that the CPU has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Frequency {
-    /// `cpuinfo_max_freq`.
-    Max,
-    /// `cpuinfo_min_freq`.
-    Min,
-    /// In kHz.
-    #[serde(untagged)]
-    Khz(u32),
-}
-
 /// What can be changed while the host runs, each with the kernel's own unit and range.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -115,9 +109,9 @@ pub struct Settings {
     /// Of which CPUs' policies governor and frequencies are set.
     pub frequency_cpus: Scope,
     /// `scaling_min_freq`: kHz, or an end of the CPU's range.
-    pub min_freq: Option<Frequency>,
+    pub min_freq: Option<PolicyFrequencies>,
     /// `scaling_max_freq`: kHz, or an end of the CPU's range.
-    pub max_freq: Option<Frequency>,
+    pub max_freq: Option<PolicyFrequencies>,
     /// schedutil's `rate_limit_us`: µs between two changes of frequency, at least.
     pub schedutil_rate_limit_us: Option<u32>,
     /// `kernel.sched_util_clamp_min`, 0 to 1024.
@@ -148,6 +142,16 @@ pub struct Settings {
     pub swappiness: Option<u8>,
     /// `vm.compaction_proactiveness`, 0 to 100.
     pub compaction_proactiveness: Option<u8>,
+    /// `vm.min_free_kbytes`: memory that the kernel keeps free.
+    pub min_free_kbytes: Option<u32>,
+    /// `vm.watermark_scale_factor`: how much more is free when kswapd stops, in 1/10,000 of memory,
+    /// 1 to 3000.
+    pub watermark_scale_factor: Option<u32>,
+    /// `vm.watermark_boost_factor`: how much more is freed after fragmentation, in 1/10,000; 0 is
+    /// none.
+    pub watermark_boost_factor: Option<u32>,
+    /// `vm.stat_interval`: seconds between two updates of the memory's counters.
+    pub stat_interval: Option<u32>,
     /// `kernel.numa_balancing`, 0 to 3.
     pub numa_balancing: Option<u8>,
     /// `/sys/kernel/rcu_expedited`, 0 or 1.
@@ -156,6 +160,8 @@ pub struct Settings {
     pub ktimers: Option<String>,
     /// Of `rcuc/N`.
     pub rcuc: Option<String>,
+    /// Of `rcub/N`, all of them: N is no CPU.
+    pub rcub: Option<String>,
     /// Of `ksoftirqd/N`.
     pub ksoftirqd: Option<String>,
     /// KVM's polling before a vCPU sleeps, in ns.
@@ -190,6 +196,20 @@ pub(crate) fn shipped_text(name: &str) -> Result<&'static str, ProfileError> {
     })
 }
 
+/// Module, parameter and value of `kvm.NAME=VALUE`.
+pub(crate) fn module_option(text: &str) -> Option<(&str, &str, &str)> {
+    let (name, value) = text.split_once('=')?;
+    let (module, name) = name.split_once('.')?;
+    let is_word = |word: &str| {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        !word.is_empty() && word.bytes().all(known)
+    };
+    [module, name, value]
+        .into_iter()
+        .all(is_word)
+        .then_some((module, name, value))
+}
+
 /// An error of several lines in one.
 pub(crate) fn one_line(error: &impl Display) -> String {
     let text = error.to_string();
@@ -214,7 +234,16 @@ impl Profile {
         let profile: Self =
             toml::from_str(text).map_err(|error| ProfileError::wrong(name, &error))?;
         profile.settings.check(name)?;
-        Ok(profile)
+        let wrong = profile
+            .module_options
+            .iter()
+            .find(|option| module_option(option).is_none());
+        match wrong {
+            None => Ok(profile),
+            Some(option) => Err(ProfileError(format!(
+                "{name}: '{option}' is no module's parameter; write it as kvm.NAME=VALUE"
+            ))),
+        }
     }
 
     /// With these settings in place of its own: a table as that of a profile's `[settings]`.
@@ -257,37 +286,70 @@ impl Settings {
     }
 
     fn check(&self, name: &str) -> Result<(), ProfileError> {
-        let clamps = [
-            ("util-clamp-min", self.util_clamp_min),
-            ("util-clamp-max", self.util_clamp_max),
-            ("util-clamp-min-rt-default", self.util_clamp_min_rt_default),
+        let checks = [
+            Self::wrong_clamp,
+            Self::wrong_thread,
+            Self::wrong_latency,
+            Self::wrong_policy,
+            Self::wrong_watermark,
         ];
-        let clamps = clamps.into_iter().filter_map(|(key, value)| {
-            let value = value.filter(|value| *value > 1024)?;
-            Some((key, value.to_string(), "0 to 1024"))
-        });
-        let threads = [
-            ("ktimers", &self.ktimers),
-            ("rcuc", &self.rcuc),
-            ("ksoftirqd", &self.ksoftirqd),
-        ];
-        let threads = threads.into_iter().filter_map(|(key, text)| {
-            let text = text.clone().filter(|text| scheduling(text).is_none())?;
-            Some((key, text, "fifo:1 to fifo:99, rr:1 to rr:99, other:0"))
-        });
-        // The kernel takes 0 for no limit.
-        let is_latency = |text: &str| text == "n/a" || text.parse().is_ok_and(|us: i32| us > 0);
-        let latency = self
-            .resume_latency_us
-            .iter()
-            .filter(|text| !is_latency(text));
-        let range = "1 µs or more, or n/a for none";
-        let latency = latency.map(|text| ("resume-latency-us", text.clone(), range));
-        match clamps.chain(threads).chain(latency).next() {
+        match checks.into_iter().find_map(|check| check(self)) {
             None => Ok(()),
             Some((key, value, range)) => Err(ProfileError(format!(
                 "{name}: {key} = '{value}' is out of range; {range}"
             ))),
         }
     }
+
+    fn wrong_clamp(&self) -> Option<WrongValue> {
+        let clamps = [
+            ("util-clamp-min", self.util_clamp_min),
+            ("util-clamp-max", self.util_clamp_max),
+            ("util-clamp-min-rt-default", self.util_clamp_min_rt_default),
+        ];
+        clamps.into_iter().find_map(|(key, value)| {
+            let value = value.filter(|value| *value > 1024)?;
+            Some((key, value.to_string(), "0 to 1024"))
+        })
+    }
+
+    fn wrong_thread(&self) -> Option<WrongValue> {
+        let threads = [
+            ("ktimers", &self.ktimers),
+            ("rcuc", &self.rcuc),
+            ("rcub", &self.rcub),
+            ("ksoftirqd", &self.ksoftirqd),
+        ];
+        threads.into_iter().find_map(|(key, text)| {
+            let text = text.clone().filter(|text| scheduling(text).is_none())?;
+            Some((key, text, "fifo:1 to fifo:99, rr:1 to rr:99, other:0"))
+        })
+    }
+
+    fn wrong_latency(&self) -> Option<WrongValue> {
+        let range = "1 µs or more, or n/a for none";
+        // The kernel takes 0 for no limit.
+        let is_latency = |text: &str| text == "n/a" || text.parse().is_ok_and(|us: i32| us > 0);
+        let wrong = self.resume_latency_us.clone();
+        let wrong = wrong.filter(|text| !is_latency(text))?;
+        Some(("resume-latency-us", wrong, range))
+    }
+
+    fn wrong_policy(&self) -> Option<WrongValue> {
+        let range = "policies are policy0, policy4 and so on";
+        let limits = [("min-freq", &self.min_freq), ("max-freq", &self.max_freq)];
+        limits.into_iter().find_map(|(key, limit)| {
+            let name = limit.as_ref()?.wrong_name()?;
+            Some((key, name.to_owned(), range))
+        })
+    }
+
+    fn wrong_watermark(&self) -> Option<WrongValue> {
+        let scale = self.watermark_scale_factor;
+        let wrong = scale.filter(|scale| !(1..=3000).contains(scale))?;
+        Some(("watermark-scale-factor", wrong.to_string(), "1 to 3000"))
+    }
 }
+
+/// A key, its value, and which values it takes.
+type WrongValue = (&'static str, String, &'static str);

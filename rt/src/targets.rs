@@ -17,7 +17,11 @@ const FILES: &[&str] = &[
     "/proc/sys/kernel/timer_migration",
     "/proc/sys/kernel/watchdog_cpumask",
     "/proc/sys/vm/compaction_proactiveness",
+    "/proc/sys/vm/min_free_kbytes",
+    "/proc/sys/vm/stat_interval",
     "/proc/sys/vm/swappiness",
+    "/proc/sys/vm/watermark_boost_factor",
+    "/proc/sys/vm/watermark_scale_factor",
     "/sys/devices/system/cpu/cpu*/cpuidle/state*/disable",
     "/sys/devices/system/cpu/cpu*/power/pm_qos_resume_latency_us",
     "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor",
@@ -47,7 +51,7 @@ const DIRS: &[&str] = &[
     "/sys/fs/cgroup/vcpufreq-rt.*/rt",
 ];
 /// Kernel threads.
-const THREADS: &[&str] = &["ktimers/*", "rcuc/*", "ksoftirqd/*"];
+const THREADS: &[&str] = &["ktimers/*", "rcub/*", "rcuc/*", "ksoftirqd/*"];
 
 /// Whether a recorded target is one that the settings change. A file of a folder that is made goes
 /// with the folder, so no record has one.

@@ -214,7 +214,7 @@ fn shipped_profiles_are_printed() {
         output.expect("the program starts")
     };
     let names = stdout(&program(&["rt", "profiles"]));
-    assert_eq!(names.lines().count(), 6, "{names}");
+    assert_eq!(names.lines().count(), 7, "{names}");
     let one = program(&["rt", "profiles", "iq-8275"]);
     assert!(stdout(&one).contains("rt-runtime-us = -1"));
     assert_eq!(program(&["rt", "profiles", "nope"]).status.code(), Some(2));

@@ -3,21 +3,39 @@
 
 use super::{
     CPU, Sheet, Unit, UnitContext, by_value,
-    policies::{can_be, wanted},
+    policies::{can_be, policies, wanted},
 };
-use crate::{profile::Frequency, value::Format};
+use crate::{
+    finding::Finding,
+    policy_frequencies::{Frequency, PolicyFrequencies},
+    value::Format,
+};
 
 pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "min-freq",
         reason: "the frequency never falls below this",
-        plan: |cx, sheet| limit(cx, sheet, "scaling_min_freq", cx.settings().min_freq),
+        plan: |cx, sheet| {
+            limit(
+                cx,
+                sheet,
+                "scaling_min_freq",
+                cx.settings().min_freq.as_ref(),
+            )
+        },
         effect: by_value,
     },
     Unit {
         name: "max-freq",
         reason: "the frequency never rises above this",
-        plan: |cx, sheet| limit(cx, sheet, "scaling_max_freq", cx.settings().max_freq),
+        plan: |cx, sheet| {
+            limit(
+                cx,
+                sheet,
+                "scaling_max_freq",
+                cx.settings().max_freq.as_ref(),
+            )
+        },
         effect: by_value,
     },
     Unit {
@@ -51,9 +69,9 @@ pub(super) const UNITS: &[Unit] = &[
     },
 ];
 
-fn limit(cx: &UnitContext, sheet: &mut Sheet, file: &str, want: Option<Frequency>) {
+fn limit(cx: &UnitContext, sheet: &mut Sheet, file: &str, want: Option<&PolicyFrequencies>) {
     let Some(want) = want else { return };
-    for (dir, _) in wanted(cx, sheet) {
+    for (dir, want) in limited(cx, sheet, want) {
         match khz_of(cx, &dir, want) {
             Some(khz) => sheet.file(format!("{dir}/{file}"), Format::Text, khz),
             None => sheet.absent(
@@ -62,6 +80,45 @@ fn limit(cx: &UnitContext, sheet: &mut Sheet, file: &str, want: Option<Frequency
             ),
         }
     }
+}
+
+/// The policies that get a limit, each with its own.
+fn limited(
+    cx: &UnitContext,
+    sheet: &mut Sheet,
+    want: &PolicyFrequencies,
+) -> Vec<(String, Frequency)> {
+    let each = match want {
+        PolicyFrequencies::All(want) => {
+            let found = wanted(cx, sheet).into_iter();
+            return found.map(|(dir, _)| (dir, *want)).collect();
+        }
+        PolicyFrequencies::Each(each) => each,
+    };
+    let found: Vec<String> = policies(cx.look, &cx.online)
+        .into_iter()
+        .map(|(dir, _)| dir)
+        .collect();
+    let mut limited = Vec::new();
+    for (name, want) in each {
+        let dir = format!("{CPU}/cpufreq/{name}");
+        if found.contains(&dir) {
+            limited.push((dir, *want));
+            continue;
+        }
+        let there: Vec<&str> = found.iter().map(|dir| policy_of(dir)).collect();
+        sheet.finding(Finding::Hand(format!(
+            "{} names {name}, which this host doesn't have; it has {}",
+            sheet.setting,
+            there.join(", ")
+        )));
+    }
+    limited
+}
+
+/// `policy4`, of its folder.
+fn policy_of(dir: &str) -> &str {
+    dir.rsplit('/').next().unwrap_or(dir)
 }
 
 fn khz_of(cx: &UnitContext, dir: &str, want: Frequency) -> Option<i64> {
@@ -78,7 +135,10 @@ fn khz_of(cx: &UnitContext, dir: &str, want: Frequency) -> Option<i64> {
 pub(super) fn highest(cx: &UnitContext, dir: &str) -> Option<(&'static str, u64)> {
     let khz = |want| u64::try_from(khz_of(cx, dir, want)?).ok();
     let own = khz(Frequency::Max)?;
-    let limit = cx.settings().max_freq.and_then(khz);
+    let limit = cx.settings().max_freq.as_ref();
+    let limit = limit
+        .and_then(|limit| limit.of(policy_of(dir)))
+        .and_then(khz);
     Some(match limit.filter(|limit| *limit < own) {
         Some(limit) => ("scaling_max_freq", limit),
         None => ("cpuinfo_max_freq", own),

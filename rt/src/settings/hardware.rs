@@ -5,7 +5,7 @@ use miniz_oxide::inflate;
 use vcpufreq_device::host::CpuList;
 
 use super::{CPU, Sheet, UnitContext, boot};
-use crate::{finding::Finding, host::Unread};
+use crate::{finding::Finding, host::Unread, profile::module_option};
 
 /// More than any kernel's configuration, whose text is some 300 KiB.
 const LONGEST_CONFIG: usize = 16 << 20;
@@ -18,6 +18,7 @@ pub(super) fn look(cx: &UnitContext, sheet: &mut Sheet) {
     kernel_config(cx, sheet);
     siblings(cx, sheet);
     swap(cx, sheet);
+    module_options(cx, sheet);
     for text in &cx.profile.firmware {
         sheet.finding(Finding::Firmware(text.clone()));
     }
@@ -128,6 +129,22 @@ fn swap(cx: &UnitContext, sheet: &mut Sheet) {
         sheet.finding(Finding::Hand(
             "swap is on: memory that isn't locked can be written out; swapoff -a".to_owned(),
         ));
+    }
+}
+
+/// Parameters that a module takes only when it is loaded. A module that is not loaded, and a
+/// parameter that this kernel's module doesn't have, is no finding.
+fn module_options(cx: &UnitContext, sheet: &mut Sheet) {
+    let options = cx.profile.module_options.iter();
+    for (module, name, value) in options.filter_map(|option| module_option(option)) {
+        let path = format!("/sys/module/{module}/parameters/{name}");
+        match cx.look.read(&path) {
+            Ok(now) if now != value => sheet.finding(Finding::Hand(format!(
+                "{path} is {now}: load {module} with {name}={value}, or boot with {module}.{name}={value}"
+            ))),
+            Ok(_) | Err(Unread::Missing) => {}
+            Err(why) => sheet.cannot(path, why),
+        }
     }
 }
 

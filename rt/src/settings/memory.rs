@@ -42,6 +42,36 @@ pub(super) const UNITS: &[Unit] = &[
         effect: by_value,
     },
     Unit {
+        name: "min-free-kbytes",
+        reason: "a task that needs memory finds some free, and reclaims none by itself",
+        plan: |cx, sheet| sheet.sysctl("vm/min_free_kbytes", cx.settings().min_free_kbytes),
+        effect: by_value,
+    },
+    Unit {
+        name: "watermark-scale-factor",
+        reason: "kswapd starts earlier, so that others reclaim less by themselves",
+        plan: |cx, sheet| {
+            let want = cx.settings().watermark_scale_factor;
+            sheet.sysctl("vm/watermark_scale_factor", want);
+        },
+        effect: by_value,
+    },
+    Unit {
+        name: "watermark-boost-factor",
+        reason: "how much kswapd frees in advance after memory was fragmented",
+        plan: |cx, sheet| {
+            let want = cx.settings().watermark_boost_factor;
+            sheet.sysctl("vm/watermark_boost_factor", want);
+        },
+        effect: by_value,
+    },
+    Unit {
+        name: "stat-interval",
+        reason: "the work that sums up the memory's counters wakes a CPU less often",
+        plan: |cx, sheet| sheet.sysctl("vm/stat_interval", cx.settings().stat_interval),
+        effect: by_value,
+    },
+    Unit {
         name: "numa-balancing",
         reason: "pages are not unmapped to find their users",
         plan: |cx, sheet| sheet.sysctl("kernel/numa_balancing", cx.settings().numa_balancing),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Kernel threads of the real-time CPUs, which must come before a busy vCPU of theirs.
 
+use std::collections::BTreeSet;
+
 use super::{Sheet, Unit, UnitContext, by_value};
 use crate::{
     change::Target,
@@ -22,6 +24,21 @@ pub(super) const UNITS: &[Unit] = &[
         effect: by_value,
     },
     Unit {
+        name: "rcub",
+        reason: "it speeds up tasks that hold up RCU: below a busy vCPU memory would not be freed",
+        plan: |cx, sheet| {
+            let Some(want) = &cx.settings().rcub else {
+                return;
+            };
+            scheduled(cx, sheet, "rcub", want, &|all| {
+                let names = all.iter().map(|(_, name)| name.clone());
+                let names = names.filter(|name| name.starts_with("rcub/"));
+                names.collect::<BTreeSet<_>>().into_iter().collect()
+            });
+        },
+        effect: by_value,
+    },
+    Unit {
         name: "ksoftirqd",
         reason: "it runs soft interrupts that others left",
         plan: |cx, sheet| of_cpus(cx, sheet, "ksoftirqd", cx.settings().ksoftirqd.as_deref()),
@@ -29,14 +46,27 @@ pub(super) const UNITS: &[Unit] = &[
     },
 ];
 
+/// The threads of the real-time CPUs.
 fn of_cpus(cx: &UnitContext, sheet: &mut Sheet, kind: &str, want: Option<&str>) {
-    let Some(want) = want else { return };
+    let names = |_: &[_]| cx.rt.iter().map(|cpu| format!("{kind}/{cpu}")).collect();
+    if let Some(want) = want {
+        scheduled(cx, sheet, kind, want, &names);
+    }
+}
+
+/// Of all processes and kernel threads, the names of those that get another scheduling.
+type ThreadNames<'a> = dyn Fn(&[(u32, String)]) -> Vec<String> + 'a;
+
+fn scheduled(cx: &UnitContext, sheet: &mut Sheet, kind: &str, want: &str, names: &ThreadNames) {
     let all = match all(cx.look) {
         Ok(all) => all,
         Err(why) => return sheet.cannot(format!("/proc ({kind} threads)"), why),
     };
-    for cpu in cx.rt.iter() {
-        let name = format!("{kind}/{cpu}");
+    let names = names(&all);
+    if names.is_empty() {
+        sheet.absent(format!("{kind}/0"), "this kernel has no such thread");
+    }
+    for name in names {
         let Some(found) = kernel_threads(sheet, &all, &name) else {
             continue;
         };

@@ -24,6 +24,10 @@ impl FakeKernel {
             ("/proc/sys/kernel/numa_balancing", "1"),
             ("/proc/sys/vm/swappiness", "60"),
             ("/proc/sys/vm/compaction_proactiveness", "20"),
+            ("/proc/sys/vm/min_free_kbytes", "67584"),
+            ("/proc/sys/vm/watermark_scale_factor", "10"),
+            ("/proc/sys/vm/watermark_boost_factor", "15000"),
+            ("/proc/sys/vm/stat_interval", "1"),
             ("/sys/kernel/tracing/tracing_on", "1"),
             ("/sys/kernel/tracing/current_tracer", "nop"),
             ("/sys/kernel/rcu_expedited", "0"),
@@ -66,6 +70,10 @@ impl FakeKernel {
                 let pid = 10 + cpu * 10 + n;
                 self.thread(pid, &format!("{name}/{cpu}"), policy, priority);
             }
+        }
+        // Their numbers are no CPUs'.
+        for (pid, name) in [(90, "rcub/0"), (91, "rcub/1")] {
+            self.thread(pid, name, 1, 1);
         }
         for (policy, cpus, max) in [(0, "0 1", 1_800_000), (2, "2 3", 2_800_000)] {
             let dir = format!("{CPU}/cpufreq/policy{policy}");

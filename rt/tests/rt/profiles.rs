@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promise: the shipped profiles are right, and have the values that their sources give.
 
+use std::{fs, path::Path};
+
 use vcpufreq_rt::{Profile, SHIPPED};
 
 #[test]
@@ -50,8 +52,10 @@ fn kvm_rt_has_these_values() {
         "ktimers = \"fifo:2\"",
         "nmi-watchdog = 0",
         "numa-balancing = 0",
+        "rcub = \"fifo:4\"",
         "rcuc = \"fifo:4\"",
         "rt-runtime-us = -1",
+        "stat-interval = 10",
         "swappiness = 10",
         "timer-migration = 0",
         "tracing = 0",
@@ -72,9 +76,63 @@ fn kvm_rt_has_these_values() {
             "nohz_full={rt}",
             "rcu_nocbs={rt}",
             "rcu_nocb_poll",
-            "irqaffinity={housekeeping}"
+            "irqaffinity={housekeeping}",
+            "rcutree.nohz_full_patience_delay=1000",
+            "skew_tick=1"
         ]
     );
+}
+
+/// Each row of tuned.toml is a setting or word of kvm-rt, or has the reason against it.
+#[test]
+fn kvm_rt_knows_each_setting_of_tuned() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tuned.toml");
+    let table: toml::Table = fs::read_to_string(path).unwrap().parse().unwrap();
+    let rows = table["setting"].as_array().unwrap();
+    let profile = Profile::shipped("kvm-rt").unwrap();
+    let own = [settings("kvm-rt"), profile.cmdline, profile.module_options].concat();
+    let text = |row: &toml::Value, key: &str| Some(row.get(key)?.as_str()?.to_owned());
+    for row in rows {
+        let name = text(row, "tuned").unwrap();
+        match (text(row, "kvm-rt"), text(row, "not")) {
+            (Some(ours), None) => assert!(own.contains(&ours), "{name}: {ours}"),
+            (None, Some(reason)) => assert!(!reason.is_empty(), "{name}"),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    let profiles = [
+        "realtime-virtual-host",
+        "realtime-virtual-guest",
+        "cpu-partitioning",
+    ];
+    for profile in profiles {
+        let of = |row: &toml::Value| row["of"].as_array().unwrap().contains(&profile.into());
+        assert!(rows.iter().any(of), "{profile}");
+    }
+    assert!(rows.len() > 40, "{}", rows.len());
+}
+
+#[test]
+fn the_published_maxima_are_the_sources() {
+    let published = |name: &str| {
+        let rows = Profile::shipped(name).unwrap().published.into_iter();
+        let rows = rows.map(|one| {
+            assert!(["host", "guest"].contains(&&*one.place), "{name}");
+            assert!(
+                !one.conditions.is_empty() && !one.source.is_empty(),
+                "{name}"
+            );
+            (one.load, one.max_us)
+        });
+        rows.collect::<Vec<_>>()
+    };
+    let row = |load: &str, us: u64| (load.to_owned(), us);
+    assert_eq!(published("iq-615"), [row("idle", 7), row("stress", 9)]);
+    assert_eq!(
+        published("qcs6490")[..2],
+        [row("idle", 6), row("stress", 6)]
+    );
+    assert_eq!(published("xeon-e5"), [row("idle", 8), row("hackbench", 8)]);
 }
 
 #[test]
@@ -107,12 +165,13 @@ fn the_boards_have_the_guides_values() {
         "interrupts = \"housekeeping\"",
         "rcu-expedited = 1",
         "rt-runtime-us = -1",
-        "swappiness = 10",
+        "swappiness = 100",
         "timer-migration = 0",
         "workqueues = \"housekeeping\"",
     ];
     assert_eq!(settings("iq-9075"), common);
     assert_eq!(settings("iq-8275"), common);
+    assert_eq!(settings("iq-615"), common);
     let mut older = [
         &common[..],
         &[
@@ -129,7 +188,7 @@ fn the_boards_have_the_guides_values() {
     .concat();
     older.sort_unstable();
     assert_eq!(settings("qcs6490"), older);
-    for name in ["qcs6490", "iq-9075", "iq-8275"] {
+    for name in ["qcs6490", "iq-9075", "iq-8275", "iq-615"] {
         let words = [
             "rcu_nocbs={rt}",
             "irqaffinity={housekeeping}",
@@ -187,6 +246,10 @@ fn a_wrong_profile_is_one_line() {
         ("[settings]\nresume-latency-us = 'soon'", "n/a"),
         ("[settings]\nresume-latency-us = '0'", "n/a"),
         ("[settings]\nresume-latency-us = '-5'", "n/a"),
+        ("[settings]\nwatermark-scale-factor = 3001", "1 to 3000"),
+        ("[settings]\nmin-freq = { silver = 'max' }", "policy0"),
+        ("[settings]\nmin-freq = 'most'", "policy0 = 1804800"),
+        ("module-options = ['kvm/../x.y=1']", "kvm.NAME=VALUE"),
         ("settings = 3", "settings"),
     ] {
         let line = Profile::parse("mine.toml", text).unwrap_err().to_string();

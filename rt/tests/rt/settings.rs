@@ -71,6 +71,10 @@ swappiness = 10: /proc/sys/vm/swappiness 60 → 10
 compaction-proactiveness = 0: /proc/sys/vm/compaction_proactiveness 20 → 0
 numa-balancing = 0: /proc/sys/kernel/numa_balancing 1 → 0
 rcu-expedited = 1: /sys/kernel/rcu_expedited 0 → 1
+min-free-kbytes = 262144: /proc/sys/vm/min_free_kbytes 67584 → 262144
+watermark-scale-factor = 100: /proc/sys/vm/watermark_scale_factor 10 → 100
+watermark-boost-factor = 0: /proc/sys/vm/watermark_boost_factor 15000 → 0
+stat-interval = 10: /proc/sys/vm/stat_interval 1 → 10
 halt-poll-ns = 0: /sys/module/kvm/parameters/halt_poll_ns 500000 → 0
 schedutil-rate-limit-us = 1000: CPU/cpufreq/policy2/schedutil/rate_limit_us 2000 → 1000
 resume-latency-us = '20': CPU/cpu3/power/pm_qos_resume_latency_us 0 → 20
@@ -249,17 +253,24 @@ fn before_remote_partitions_it_takes_a_reboot() {
 #[test]
 fn kernel_threads_of_the_real_time_cpus() {
     let host = FakeKernel::four();
-    let all = "ktimers = 'fifo:2'\nrcuc = 'fifo:4'\nksoftirqd = 'fifo:2'";
+    let all = "ktimers = 'fifo:2'\nrcuc = 'fifo:4'\nksoftirqd = 'fifo:2'\nrcub = 'fifo:4'";
     assert_eq!(
         case(&host, all).changes(),
         [
             "ktimers/3 (thread 40) fifo:1 → fifo:2",
             "rcuc/3 (thread 41) fifo:1 → fifo:4",
+            "rcub/0 (thread 90) fifo:1 → fifo:4",
+            "rcub/1 (thread 91) fifo:1 → fifo:4",
             "ksoftirqd/3 (thread 42) other:0 → fifo:2",
         ]
     );
     host.remove("/proc/41");
-    assert_eq!(case(&host, all).plan().absent[0].path, "rcuc/3");
+    host.remove("/proc/90");
+    host.remove("/proc/91");
+    let absent: Vec<String> = (case(&host, all).plan().absent.into_iter())
+        .map(|one| one.path)
+        .collect();
+    assert_eq!(absent, ["rcuc/3", "rcub/0"]);
 }
 
 #[test]
@@ -324,6 +335,73 @@ fn merged_pages_and_tracers_that_stay() {
     );
     host.put(&format!("{instance}/set_event"), "sched:sched_switch");
     assert!(is_not(&case.effect("tracing"), "vcpufreq-rt-9 traces"));
+}
+
+#[test]
+fn each_policy_can_have_a_frequency_of_its_own() {
+    let host = FakeKernel::four();
+    let both = case(
+        &host,
+        "min-freq = { policy0 = 'max', policy2 = 1000000 }\nmax-freq = { policy2 = 1000000 }",
+    );
+    let dir = |policy: u32| format!("{CPU}/cpufreq/policy{policy}");
+    assert_eq!(
+        both.changes(),
+        [
+            format!("{}/scaling_min_freq 600000 → 1800000", dir(0)),
+            format!("{}/scaling_min_freq 600000 → 1000000", dir(2)),
+            format!("{}/scaling_max_freq 2800000 → 1000000", dir(2)),
+        ]
+    );
+    // The limit of a policy is the highest that its governor has to reach.
+    let held = case(
+        &host,
+        "governor = 'performance'\nmax-freq = { policy2 = 1000000 }",
+    );
+    for (name, text) in [
+        ("scaling_governor", "performance"),
+        ("scaling_max_freq", "1000000"),
+        ("scaling_cur_freq", "1000000"),
+    ] {
+        host.put(&format!("{}/{name}", dir(2)), text);
+    }
+    assert_eq!(held.effect("governor"), Effect::Effective);
+    let plan = case(&host, "min-freq = { policy7 = 'max' }").plan();
+    assert_eq!(plan.changes().count(), 0);
+    let said = "min-freq names policy7, which this host doesn't have; it has policy0, policy2";
+    assert!(
+        plan.findings.contains(&Finding::Hand(said.to_owned())),
+        "{:?}",
+        plan.findings
+    );
+}
+
+#[test]
+fn a_modules_parameter_is_set_when_it_is_loaded() {
+    let said = |host: &FakeKernel| {
+        let text = "module-options = ['kvm.kvmclock_periodic_sync=N', 'kvm_intel.ple_gap=0']";
+        let profile = Profile::parse("test", text).unwrap();
+        let findings = plan(host, &plc(host), &profile).findings;
+        let by_hand = findings.into_iter().filter_map(|finding| match finding {
+            Finding::Hand(text) => Some(text),
+            _ => None,
+        });
+        by_hand.collect::<Vec<_>>()
+    };
+    let host = FakeKernel::four();
+    assert!(
+        said(&host).is_empty(),
+        "a module that isn't there has no parameter"
+    );
+    let path = "/sys/module/kvm/parameters/kvmclock_periodic_sync";
+    host.put(path, "N");
+    assert!(said(&host).is_empty());
+    host.put(path, "Y");
+    let line = format!(
+        "{path} is Y: load kvm with kvmclock_periodic_sync=N, or boot with \
+         kvm.kvmclock_periodic_sync=N"
+    );
+    assert_eq!(said(&host), [line]);
 }
 
 #[test]

@@ -88,7 +88,7 @@ pub fn everything() -> Result<Inventory> {
     for entry in fs::read_dir("/proc")?.flatten() {
         let path = entry.path();
         let name = sysfs::text(path.join("comm")).unwrap_or_default();
-        let fixed = ["ktimers/", "rcuc/", "ksoftirqd/"];
+        let fixed = ["ktimers/", "rcub/", "rcuc/", "ksoftirqd/"];
         if fixed.iter().any(|kind| name.starts_with(kind)) {
             let stat = sysfs::text(path.join("stat"))?;
             // Any process can have such a name.
