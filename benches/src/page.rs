@@ -47,7 +47,8 @@ pub fn report(parts: &[(&str, &str)], bench: Option<&Value>) -> String {
     page + "</html>\n"
 }
 
-fn head(title: &str) -> String {
+/// A page's start.
+pub fn head(title: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
@@ -150,7 +151,7 @@ fn bounds(report: &Value) -> String {
 }
 
 /// What the figures hold for, a row each.
-fn conditions(conditions: &Value) -> String {
+pub fn conditions(conditions: &Value) -> String {
     let mut text = "<h2>Conditions</h2>\n<div class=\"wide\"><table class=\"facts\">\n".to_owned();
     for (name, value) in conditions.as_object().into_iter().flatten() {
         let shown = match value {
