@@ -36,6 +36,8 @@ const PRINTED_BY: &[(&str, &[&str])] = &[
     ("rt/src/", TUNING),
     // Command lines of cyclictest and its like.
     ("rt/src/measure/", &[]),
+    // They name what it reads.
+    ("rt/src/cli/compare.rs", &["rt report"]),
     ("rt/src/cli/report/", &["rt report"]),
     ("vmm-device/src/", &["run"]),
     ("vmm/src/", &[]),
@@ -97,6 +99,9 @@ fn sample(option: &str) -> &'static str {
         "cur-perf" => "request",
         "mem" | "resume-latency-us" | "pid" => "512",
         "hugepages" => "2M",
+        "net-to" => "::1",
+        "part" => "1h",
+        "load-percent" | "stress-fifo" => "1",
         "base" => "0xa000000",
         _ => "a-name",
     }

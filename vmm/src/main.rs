@@ -83,7 +83,7 @@ fn execute(command: Command) -> anyhow::Result<u8> {
             let socket = stats::choose(&StateDir::of_user()?, pid)?;
             stats::top(&socket, Duration::from_millis(every)).map(|()| 0)
         }
-        Command::Rt(command) => rt::run(&command),
+        Command::Rt(command) => rt::run(&command, vcpufreq_bench::latency_page),
         Command::Scx(command) => scx::run(&command),
         Command::Cleanup => cleanup(),
         Command::Guardian { pid } => guard::guard(pid).map(|()| 0),

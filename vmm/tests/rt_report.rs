@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises of `vcpufreq rt report` on the command line, with shell scripts in the place of the
 //! programs that measure: a verdict on hardware and none elsewhere, the requested loads, guests
-//! measured through their shell, and failures of one line.
+//! measured through their shell, also if that is lost, files that have each part, and failures of one
+//! line. And of `vcpufreq rt compare`.
 
 mod scripts;
 
@@ -250,7 +251,23 @@ fn what_can_not_be_is_one_line() {
         ),
         (
             "--cpus 3 --others 0 --loads full",
-            "idle, stress or hackbench",
+            "idle, stress, hackbench or net",
+        ),
+        (
+            "--cpus 3 --others 0 --loads net",
+            "name one that answers with --net-to",
+        ),
+        (
+            "--cpus 3 --others 0 --loads net --net-to host",
+            "invalid IP address",
+        ),
+        (
+            "--cpus 3 --others 0 --stress-fifo 1 --load-percent 91",
+            "--load-percent 90 at most",
+        ),
+        (
+            "--cpus 3 --others 0 --out /no-such/report.json",
+            "can't write /no-such/report.json",
         ),
         (
             "--cpus 3 --others 0 --guest-shell sh --guest-cpus 0-1",
@@ -336,4 +353,150 @@ fn a_test_that_fails_is_no_figure() {
     let output = bench.report(&with("--loads stress"));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("the load ended at once"), "{errors}");
+}
+
+/// What a report wrote into a file.
+fn written(bench: &Bench, name: &str) -> Value {
+    let text = fs::read_to_string(bench.path().join(name)).expect("the report's file");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn a_flood_goes_to_an_address_that_answers() {
+    let bench = Bench::new("qcom,qcs6490");
+    let line = with("--loads net --net-to 192.0.2.1 --loops 1000");
+    bench.program("ping", "#!/bin/sh\nexit 1\n");
+    let output = bench.report(&line);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("192.0.2.1 does not answer"), "{errors}");
+    // The flood lasts, the one that looks whether there is an answer doesn't.
+    let ping = "#!/bin/sh\n[ \"$2\" = -f ] || exit 0\necho ping $* >> LOG\nexec sleep 1000\n";
+    bench.program("ping", ping);
+    let output = bench.report(&line);
+    assert!(output.status.success(), "{output:?}");
+    let log = bench.log();
+    assert!(log.contains("ping -q -f -w 61 192.0.2.1"), "{log}");
+}
+
+#[test]
+fn the_files_have_each_part() {
+    let bench = Bench::new("qcom,qcs6490");
+    let [json, html] = ["report.json", "report.html"].map(|name| bench.path().join(name));
+    let files = format!("--out {} --html {}", json.display(), html.display());
+    let line = with(&format!("--loads idle --loops 2000 --part 1s {files}"));
+    let output = bench.report(&line);
+    assert!(output.status.success(), "{output:?}");
+    let whole = written(&bench, "report.json");
+    let run = &whole["runs"][0];
+    assert_eq!(run["latencies"][0]["samples"], 2000);
+    assert_eq!(
+        (&whole["verdict"], &run["due"][0]),
+        (&"none".into(), &2000.into())
+    );
+    let log = bench.log();
+    assert_eq!(log.matches(" -l 1000 ").count(), 2, "{log}");
+    let page = fs::read_to_string(&html).expect("the page");
+    assert!(
+        page.contains("<svg") && page.contains("<td>2000</td>"),
+        "{page}"
+    );
+    // The second part fails: the first one stays.
+    let fails = "#!/bin/sh\necho cyclictest $* >> LOG\n[ $(grep -c . LOG) -lt 4 ] || exit 1\n";
+    let script = CYCLICTEST.replace("WAIT\n", "");
+    let script = script.split_once("LOG\n").expect("its end").1;
+    bench.program("cyclictest", &format!("{fails}{script}"));
+    assert_eq!(bench.report(&line).status.code(), Some(2));
+    let half = written(&bench, "report.json");
+    assert_eq!(half["runs"][0]["latencies"][0]["samples"], 1000);
+    assert_eq!(half["verdict"], "incomplete");
+}
+
+#[test]
+fn a_lost_guest_shell_costs_one_part() {
+    let bench = Bench::new("qcom,qcs6490");
+    // It looks for programs, has the first part, is lost twice, and is there again.
+    let shell = "#!/bin/sh\necho shell >> LOG\ncase $(grep -c shell LOG) in 3 | 4) exit 255 ;; esac\nexec sh\n";
+    bench.program("guest-shell", shell);
+    let guest = "--guest-shell guest-shell --guest-cpus 1 --guest-only";
+    let line = format!("{guest} --loads idle --loops 2000 --part 1s --json");
+    let output = bench.report(&with(&line));
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{errors}");
+    assert!(errors.contains("the guest's shell was lost"), "{errors}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let run = &report["runs"][0];
+    assert_eq!(
+        (&run["latencies"][0]["samples"], &run["lost_parts"]),
+        (&2000.into(), &1.into())
+    );
+}
+
+#[test]
+fn single_latencies_are_recorded() {
+    let bench = Bench::new("qcom,qcs6490");
+    let spike = "printf 'T: 0 Spike:      40: TS:   1234567890\\nspikes = 1\\n'\n";
+    let script = CYCLICTEST.replace("WAIT\n", spike);
+    bench.program("cyclictest", &script);
+    let line = with("--loads idle --loops 1000 --spike-us 30");
+    let text = stdout(&bench.report(&line));
+    let said = "host, idle: 1 above 30 µs: 40 µs on CPU 3 at 1234.567890 s\n";
+    assert!(text.contains(said), "{text}");
+    assert!(bench.log().contains(" --spike=30 "), "{}", bench.log());
+}
+
+#[test]
+fn worse_is_beyond_the_draws_spread() {
+    let bench = Bench::new("qcom,qcs6490");
+    let report = |name: &str, max: &str| {
+        let script = CYCLICTEST.replace("WAIT", "").replace("00040", max);
+        bench.program("cyclictest", &script);
+        let out = bench.path().join(name).display().to_string();
+        let line = format!("--loads idle --loops 1000 --draws 2 --out {out}");
+        let output = bench.report(&with(&line));
+        assert!(output.status.success(), "{output:?}");
+        out
+    };
+    let (first, second) = (report("a.json", "00040"), report("b.json", "00090"));
+    let html = bench.path().join("both.html").display().to_string();
+    let compare = |files: [&str; 2], more: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_vcpufreq"))
+            .args(["rt", "compare"])
+            .args(files)
+            .args(more)
+            .output();
+        output.expect("the program starts")
+    };
+    for (files, code, said) in [
+        ([&*first, &*second], 1, "worse: a latency became longer"),
+        ([&*second, &*first], 0, "no latency became longer"),
+        ([&*first, &*first], 0, "no latency became longer"),
+    ] {
+        let output = compare(files, &["--html", &html]);
+        let text = stdout(&output);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(text.contains(said), "{text}");
+    }
+    let page = fs::read_to_string(&html).expect("the page");
+    assert!(page.contains("run 2</text>"), "{page}");
+    let none = bench.path().join("none.json").display().to_string();
+    for (file, text, said) in [
+        ("empty.json", "{}", "is no report"),
+        (
+            "other.json",
+            "{\"conditions\": {}, \"runs\": []}",
+            "have no test of the same place",
+        ),
+    ] {
+        bench.write(file, text);
+        let file = bench.path().join(file).display().to_string();
+        let output = compare([&first, &file], &[]);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(
+            errors.contains(said) && errors.lines().count() == 1,
+            "{errors}"
+        );
+    }
+    assert_eq!(compare([&first, &none], &[]).status.code(), Some(2));
 }

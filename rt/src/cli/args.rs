@@ -45,6 +45,12 @@ Exit codes:
   1  a latency was above the budget, or a test had fewer wake-ups than it should
   2  error: one line on stderr with the cause and the next step";
 
+const COMPARE_HELP: &str = "\
+Exit codes:
+  0  no latency became longer by more than the spread, or no verdict is possible
+  1  a latency did
+  2  error: one line on stderr with the cause and the next step";
+
 /// The subcommands of `vcpufreq rt`.
 #[derive(Debug, Subcommand)]
 pub enum RtCommand {
@@ -67,11 +73,31 @@ pub enum RtCommand {
     /// Measure wake-up latencies on host and guest, with and without load, beside a budget
     #[command(after_help = REPORT_HELP)]
     Report(Box<ReportArgs>),
+    /// Compare two reports: which latencies became longer by more than their tests' spread
+    #[command(after_help = COMPARE_HELP)]
+    Compare(CompareArgs),
     /// List the shipped profiles, or print one
     Profiles {
         /// The one to print.
         name: Option<String>,
     },
+}
+
+/// Options of compare.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// What rt report printed as JSON
+    #[arg(value_name = "FIRST.json")]
+    pub first: PathBuf,
+    /// The same, later
+    #[arg(value_name = "SECOND.json")]
+    pub second: PathBuf,
+    /// Write the histograms of both, one above the other, as a page into this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of plan, apply and check.

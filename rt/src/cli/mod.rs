@@ -5,6 +5,7 @@
 //! stderr warnings. The program prints an error and ends with exit code 2.
 
 mod args;
+mod compare;
 mod output;
 mod report;
 mod text;
@@ -12,10 +13,10 @@ mod text;
 use anyhow::{Context, bail};
 use serde_json::json;
 
-pub use args::{RtArgs, RtCommand};
+pub use args::{CompareArgs, RtArgs, RtCommand};
 use args::{Wanted, profiles};
 use output::ChangeOutput;
-pub use output::print;
+pub use output::{DrawReports, print};
 pub use report::ReportArgs;
 
 use crate::{
@@ -29,17 +30,18 @@ use crate::{
 };
 
 /// Carries out a command on the running host; returns the exit code: 0 done, 1 a finding, as the
-/// command's help has it.
+/// command's help has it. `draw` makes the page of `--html`.
 ///
 /// # Errors
 /// Why nothing was done, for one line on stderr and exit code 2.
-pub fn run(command: &RtCommand) -> anyhow::Result<u8> {
+pub fn run(command: &RtCommand, draw: DrawReports) -> anyhow::Result<u8> {
     match command {
         RtCommand::Plan(args) => plan_command(args),
         RtCommand::Apply(args) => apply_command(args),
         RtCommand::Check(args) => check_command(args),
         RtCommand::Restore { json } => restore_command(*json),
-        RtCommand::Report(args) => report::report(args),
+        RtCommand::Report(args) => report::report(args, draw),
+        RtCommand::Compare(args) => compare::compare(args, draw),
         RtCommand::Profiles { name } => {
             print(profiles(name.as_deref())?)?;
             Ok(0)

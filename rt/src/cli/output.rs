@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a command prints on stdout: its result, or changes as they are made.
 
-use std::io::{self, Write};
+use std::{
+    fs,
+    io::{self, Write},
+    path::Path,
+};
 
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -16,6 +20,20 @@ pub fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
         .write_all(text.as_ref())
         .and_then(|()| output.flush())
         .context("can't write to stdout; check where it goes")
+}
+
+/// Draws reports, each with its name, as a page.
+pub type DrawReports = fn(&[(String, Value)]) -> String;
+
+/// Writes a file as a whole: who reads it meanwhile finds the old or the new one.
+///
+/// # Errors
+/// When it can't be written.
+pub(super) fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+    written.with_context(|| format!("can't write {}; check the path", path.display()))
 }
 
 /// Prints changes as they are made, or collects them for JSON. A closed stdout doesn't stop what has

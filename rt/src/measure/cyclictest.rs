@@ -16,6 +16,16 @@ pub enum Length {
     Seconds(u64),
 }
 
+impl Length {
+    /// Its loops or seconds.
+    #[must_use]
+    pub const fn amount(self) -> u64 {
+        match self {
+            Self::Loops(amount) | Self::Seconds(amount) => amount,
+        }
+    }
+}
+
 /// One test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Test {
@@ -33,6 +43,8 @@ pub struct Test {
     pub bins_us: u64,
     /// Ends the test at the first latency above this.
     pub break_us: Option<u64>,
+    /// Latencies above this are recorded one by one.
+    pub spike_us: Option<u64>,
 }
 
 impl Test {
@@ -55,9 +67,44 @@ impl Test {
         if let Some(limit) = self.break_us {
             line += &format!(" -b {limit}");
         }
+        if let Some(limit) = self.spike_us {
+            line += &format!(" --spike={limit} --spike-nodes={SPIKES_MAX}");
+        }
         line
     }
+
+    /// How long it takes.
+    #[must_use]
+    pub fn seconds(&self) -> u64 {
+        match self.length {
+            Length::Seconds(seconds) => seconds,
+            Length::Loops(loops) => loops.saturating_mul(self.interval_us) / 1_000_000,
+        }
+    }
+
+    /// Whether a latency ended it.
+    #[must_use]
+    pub fn is_broken_by(&self, longest_us: Option<u64>) -> bool {
+        self.break_us.is_some_and(|limit| longest_us > Some(limit))
+    }
+
+    /// What is left of it after `done` loops or seconds, of that at most `part_s` seconds.
+    #[must_use]
+    pub fn next_part(&self, done: u64, part_s: u64) -> Option<Self> {
+        let loops = part_s.saturating_mul(1_000_000) / self.interval_us.max(1);
+        let length = match self.length {
+            Length::Loops(all) => Length::Loops(all.saturating_sub(done).min(loops.max(1))),
+            Length::Seconds(all) => Length::Seconds(all.saturating_sub(done).min(part_s.max(1))),
+        };
+        (length.amount() > 0).then(|| Self {
+            length,
+            ..self.clone()
+        })
+    }
 }
+
+/// Single latencies that cyclictest records at most; it counts the others.
+pub(super) const SPIKES_MAX: usize = 1024;
 
 /// cyclictest's own: each thread is woken by so much more seldom than the one before it.
 const DISTANCE_US: u64 = 500;
@@ -189,6 +236,33 @@ impl Latencies {
         Ok(())
     }
 
+    /// Adds what another part of the test measured on this CPU.
+    ///
+    /// # Errors
+    /// Counts that no test has.
+    pub fn add(&mut self, part: &Self) -> Result<(), ParseError> {
+        let samples = self.samples.checked_add(part.samples);
+        let samples = samples.ok_or(ParseError::Count(self.cpu))?;
+        let sum = |one: &Self| u128::from(one.avg_us) * u128::from(one.samples);
+        let mean = (sum(self) + sum(part)) / u128::from(samples.max(1));
+        self.min_us = match self.samples {
+            0 => part.min_us,
+            _ => self.min_us.min(part.min_us),
+        };
+        // Not above the greater of two 64-bit means.
+        self.avg_us = u64::try_from(mean).unwrap_or(u64::MAX);
+        self.max_us = self.max_us.max(part.max_us);
+        self.samples = samples;
+        // Neither is above the samples.
+        self.overflows = self.overflows.saturating_add(part.overflows);
+        for (us, count) in &part.histogram {
+            let all = self.histogram.entry(*us).or_default();
+            *all = all.saturating_add(*count);
+        }
+        self.p9999_us = self.percentile(9_999);
+        Ok(())
+    }
+
     /// The smallest latency that so many of 10,000 samples aren't above; `None` beyond the
     /// histogram.
     #[must_use]
@@ -223,7 +297,45 @@ mod tests {
             priority: 99,
             bins_us: 100,
             break_us: None,
+            spike_us: None,
         }
+    }
+
+    #[test]
+    fn parts_are_the_whole_test() {
+        let (mut done, mut parts) = (0, Vec::new());
+        while let Some(part) = test().next_part(done, 4) {
+            done += part.length.amount();
+            parts.push(part.length);
+        }
+        assert_eq!(parts, [4, 4, 2].map(Length::Seconds));
+        let loops = Test {
+            length: Length::Loops(2_500),
+            ..test()
+        };
+        let part = |done| loops.next_part(done, 1).map(|part| part.length);
+        assert_eq!(part(0), Some(Length::Loops(1_000)));
+        assert_eq!(part(2_000), Some(Length::Loops(500)));
+        assert_eq!(part(2_500), None);
+    }
+
+    #[test]
+    fn figures_of_parts_add_up() {
+        let mut all = Latencies {
+            cpu: 3,
+            ..Latencies::default()
+        };
+        let [first, second] = [0, 1].map(|at| parse(TEXT, &test()).unwrap()[at].clone());
+        for part in [&first, &second] {
+            all.add(part).unwrap();
+        }
+        assert_eq!((all.samples, all.min_us, all.max_us), (11_000, 1, 120));
+        // (1,000 × 1 + 10,000 × 2) / 11,000.
+        assert_eq!((all.avg_us, all.overflows), (1, 1));
+        assert_eq!(all.histogram, [(1, 900), (2, 10_096), (7, 3)].into());
+        assert_eq!(all.p9999_us, Some(7));
+        all.samples = u64::MAX;
+        assert_eq!(all.add(&first), Err(ParseError::Count(3)));
     }
 
     #[test]
@@ -283,6 +395,8 @@ mod tests {
             ..loops
         };
         assert_eq!(broken.due(0), 1);
+        assert!(broken.is_broken_by(Some(51)) && !broken.is_broken_by(Some(50)));
+        assert!(!test().is_broken_by(Some(51)));
     }
 
     #[test]
@@ -292,10 +406,16 @@ mod tests {
             length: Length::Loops(100_000_000),
             ..test()
         };
+        let line = "cyclictest -q -m --default-system -a 7 -t 1 -p 99 -i 1000 -l 100000000 -h 100 \
+                    --mainaffinity 6";
+        assert_eq!(test.command(), line);
+        let spikes = Test {
+            spike_us: Some(50),
+            ..test
+        };
         assert_eq!(
-            test.command(),
-            "cyclictest -q -m --default-system -a 7 -t 1 -p 99 -i 1000 -l 100000000 -h 100 \
-             --mainaffinity 6"
+            spikes.command(),
+            format!("{line} --spike=50 --spike-nodes=1024")
         );
     }
 }

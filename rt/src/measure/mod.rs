@@ -6,12 +6,17 @@
 //! ```
 //! Nothing here touches the host; the command line runs the scripts.
 
+mod compare;
 mod cyclictest;
 mod machine;
 mod report;
+mod report_text;
 mod script;
+mod spikes;
 
-pub use cyclictest::{Length, Test, parse};
+pub use compare::{ComparedReport, ReportComparison};
+pub use cyclictest::{Latencies, Length, Test, parse};
 pub use machine::machine;
 pub use report::{Conditions, LatencyReport, LatencyVerdict, RunCaps, TestPlace, TestRun};
 pub use script::{Beside, Hackbench, TestLoad, load_script, script};
+pub use spikes::Spikes;

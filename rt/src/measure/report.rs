@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The measurements, their conditions, and the verdict on the budget.
 
-use std::fmt::Write as _;
+use std::net::IpAddr;
 
 use serde::Serialize;
 use vcpufreq_device::host::CpuList;
@@ -10,8 +10,9 @@ use super::{
     cyclictest::Latencies,
     machine::MeasuredHost,
     script::{Hackbench, TestLoad},
+    spikes::Spikes,
 };
-use crate::settings::FrequencyCap;
+use crate::{published::PublishedMaximum, settings::FrequencyCap};
 
 /// Where a test ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -48,8 +49,14 @@ pub struct Conditions {
     pub others: CpuList,
     /// stress-ng's share of each of them.
     pub load_percent: u8,
+    /// stress-ng's `SCHED_FIFO` priority.
+    pub stress_fifo: Option<u8>,
     /// hackbench's size.
     pub hackbench: Hackbench,
+    /// Where the ping flood goes.
+    pub net_to: Option<IpAddr>,
+    /// What others have measured with the applied profile.
+    pub published: Vec<PublishedMaximum>,
     /// The governors of the policies of the measured CPUs.
     pub governors: Vec<String>,
 }
@@ -65,7 +72,7 @@ pub struct RunCaps {
 
 impl RunCaps {
     /// A line for each.
-    fn lines(&self) -> Vec<String> {
+    pub(super) fn lines(&self) -> Vec<String> {
         let caps = self.caps.iter().map(|cap| format!("capped, {cap}"));
         let throttled = match self.throttled {
             0 => None,
@@ -88,22 +95,32 @@ pub struct TestRun {
     pub latencies: Vec<Latencies>,
     /// How many wake-ups each CPU has at least, when the test went on to its end.
     pub due: Vec<u64>,
+    /// The latencies above a bound, if there is one.
+    pub spikes: Option<Spikes>,
+    /// Parts that were measured again, because the guest's shell was lost.
+    pub lost_parts: u64,
     /// What held the host's CPUs down meanwhile.
     #[serde(flatten)]
     pub held: RunCaps,
 }
 
 impl TestRun {
+    /// Place and load.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}, {}", self.place.name(), self.load.name())
+    }
+
     /// The first CPU with fewer wake-ups than are due; a test without any is one, too.
     fn incomplete(&self) -> Option<String> {
-        let (place, load) = (self.place.name(), self.load.name());
+        let name = self.name();
         if self.latencies.is_empty() {
-            return Some(format!("{place}, {load}: nothing was measured"));
+            return Some(format!("{name}: nothing was measured"));
         }
         let mut pairs = self.latencies.iter().zip(&self.due);
         let (one, due) = pairs.find(|(one, due)| one.samples < **due || one.samples == 0)?;
         Some(format!(
-            "{place}, {load}: CPU {} has {} wake-ups of {due} or more that were due",
+            "{name}: CPU {} has {} wake-ups of {due} or more that were due",
             one.cpu, one.samples
         ))
     }
@@ -143,6 +160,8 @@ pub struct LatencyReport {
     pub budget_us: Option<u64>,
     /// The tests, in order.
     pub runs: Vec<TestRun>,
+    /// Tests that are still to come.
+    pub tests_left: u64,
     /// The verdict on the budget.
     #[serde(flatten)]
     pub verdict: LatencyVerdict,
@@ -151,12 +170,20 @@ pub struct LatencyReport {
 impl LatencyReport {
     /// With the verdict that follows from the rest.
     #[must_use]
-    pub fn new(conditions: Conditions, budget_us: Option<u64>, runs: Vec<TestRun>) -> Self {
+    pub fn new(
+        conditions: Conditions,
+        budget_us: Option<u64>,
+        (runs, tests_left): (Vec<TestRun>, u64),
+    ) -> Self {
         let all = runs.iter().flat_map(|run| &run.latencies);
         let max = all.map(|one| one.max_us).max();
         let incomplete = match runs.is_empty() {
             true => Some("nothing was measured".to_owned()),
             false => runs.iter().find_map(TestRun::incomplete),
+        };
+        let incomplete = match tests_left {
+            0 => incomplete,
+            left => Some(format!("{left} tests are still to come")),
         };
         let emulated = &conditions.machine.emulated;
         let verdict = match (budget_us, max, emulated, incomplete) {
@@ -173,75 +200,9 @@ impl LatencyReport {
             conditions,
             budget_us,
             runs,
+            tests_left,
             verdict,
         }
-    }
-
-    /// As the lab's figures are marked wherever they are shown.
-    #[must_use]
-    pub(super) fn mark(&self) -> &'static str {
-        match self.conditions.machine.emulated {
-            Some(_) => " (emulated)",
-            None => "",
-        }
-    }
-
-    /// The verdict as a line.
-    #[must_use]
-    pub fn verdict_line(&self) -> String {
-        let budget = self.budget_us.unwrap_or_default();
-        match &self.verdict {
-            LatencyVerdict::None => "no budget was given".to_owned(),
-            LatencyVerdict::Incomplete { why } => {
-                format!("no verdict: {why}; the test was cut short, run it again")
-            }
-            LatencyVerdict::Kept => format!("kept: no latency was above the budget of {budget} µs"),
-            LatencyVerdict::Exceeded { max_us } => {
-                format!("exceeded: the longest latency was {max_us} µs, the budget is {budget} µs")
-            }
-            LatencyVerdict::Refused { why } => {
-                format!("no verdict on the budget of {budget} µs: {why}; run it on the hardware")
-            }
-        }
-    }
-
-    /// For people.
-    #[must_use]
-    pub fn text(&self) -> String {
-        let mark = self.mark();
-        let mut text = format!(
-            "{:<6}{:<10}{:>4}{:>12}{:>8}{:>8}{:>10}{:>8}  µs{mark}\n",
-            "where", "load", "CPU", "samples", "min", "avg", "p99.99", "max"
-        );
-        for run in &self.runs {
-            let held = match run.held.lines().is_empty() {
-                true => "",
-                false => "  capped",
-            };
-            for one in &run.latencies {
-                let p9999 = one
-                    .p9999_us
-                    .map_or("beyond".to_owned(), |us| us.to_string());
-                let _ = writeln!(
-                    text,
-                    "{:<6}{:<10}{:>4}{:>12}{:>8}{:>8}{p9999:>10}{:>8}{held}",
-                    run.place.name(),
-                    run.load.name(),
-                    one.cpu,
-                    one.samples,
-                    one.min_us,
-                    one.avg_us,
-                    one.max_us,
-                );
-            }
-        }
-        text += "\n";
-        for run in &self.runs {
-            for line in run.held.lines() {
-                let _ = writeln!(text, "{}, {}: {line}", run.place.name(), run.load.name());
-            }
-        }
-        text + &self.verdict_line() + "\n"
     }
 }
 
@@ -264,7 +225,10 @@ mod tests {
             cpus: "3".parse().unwrap(),
             others: "0-2".parse().unwrap(),
             load_percent: 60,
+            stress_fifo: None,
             hackbench: Hackbench::default(),
+            net_to: None,
+            published: Vec::new(),
             governors: Vec::new(),
         };
         let latencies = Latencies {
@@ -281,16 +245,18 @@ mod tests {
             command: "cyclictest".to_owned(),
             latencies: vec![latencies],
             due: vec![10],
+            spikes: None,
+            lost_parts: 0,
             held: RunCaps::default(),
         };
-        LatencyReport::new(conditions, budget_us, vec![run])
+        LatencyReport::new(conditions, budget_us, (vec![run], 0))
     }
 
     /// The same with its only run changed.
     fn changed(change: fn(&mut TestRun)) -> LatencyReport {
         let mut report = report(None, Some(20));
         report.runs.iter_mut().for_each(change);
-        LatencyReport::new(report.conditions, report.budget_us, report.runs)
+        LatencyReport::new(report.conditions, report.budget_us, (report.runs, 0))
     }
 
     #[test]
@@ -304,8 +270,12 @@ mod tests {
             let none = changed(change);
             assert!(matches!(none.verdict, LatencyVerdict::Incomplete { .. }));
         }
-        let nothing = LatencyReport::new(short.conditions.clone(), Some(20), Vec::new());
+        let nothing = LatencyReport::new(short.conditions.clone(), Some(20), (Vec::new(), 0));
         assert!(matches!(nothing.verdict, LatencyVerdict::Incomplete { .. }));
+        let unfinished = report(None, Some(20));
+        let (conditions, runs) = (unfinished.conditions, unfinished.runs);
+        let unfinished = LatencyReport::new(conditions, Some(20), (runs, 2));
+        assert!(unfinished.text().contains("2 tests are still to come"));
         let exceeded = changed(|run| (run.due, run.latencies[0].max_us) = (vec![11], 21));
         assert_eq!(exceeded.verdict, LatencyVerdict::Exceeded { max_us: 21 });
     }
@@ -333,6 +303,51 @@ mod tests {
         let throttled = changed(|run| run.held.throttled = 3).text();
         assert!(throttled.contains("20  capped\n"), "{throttled}");
         assert!(throttled.contains("for heat, 3 times\n"), "{throttled}");
+    }
+
+    #[test]
+    fn what_others_published_is_beside_it_and_no_verdict() {
+        let with = |emulated: Option<&str>| {
+            let mut report = report(emulated, Some(20));
+            let row = |place: &str, load: &str, max_us| PublishedMaximum {
+                place: place.to_owned(),
+                load: load.to_owned(),
+                max_us,
+                conditions: "board, 24 h".to_owned(),
+                source: "a guide".to_owned(),
+            };
+            let rows = vec![row("host", "idle", 6), row("guest", "stress", 9)];
+            report.conditions.published = rows;
+            LatencyReport::new(report.conditions, report.budget_us, (report.runs, 0))
+        };
+        let here = with(None);
+        assert_eq!(here.verdict, LatencyVerdict::Kept);
+        let text = here.text();
+        for line in [
+            "published: host, idle: at most 6 µs (board, 24 h; a guide); here 20 µs\n",
+            "published: guest, stress: at most 9 µs (board, 24 h; a guide); not measured here\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        let emulated = with(Some("it is the lab")).text();
+        let line = "at most 6 µs (board, 24 h; a guide); figures here are no hardware's\n";
+        assert!(emulated.contains(line), "{emulated}");
+    }
+
+    #[test]
+    fn single_latencies_and_lost_parts_have_a_line() {
+        let text = changed(|run| {
+            run.lost_parts = 2;
+            run.spikes = Some(Spikes {
+                above_us: 10,
+                count: 1,
+                recorded: Vec::new(),
+            });
+        })
+        .text();
+        assert!(text.contains("host, idle: 1 above 10 µs\n"), "{text}");
+        let lost = "host, idle: 2 parts were measured again, as the guest's shell was lost\n";
+        assert!(text.contains(lost), "{text}");
     }
 
     #[test]

@@ -2,10 +2,12 @@
 //! A test and the load beside it as one shell script, the same for host and guest: whatever can
 //! run `sh` there can measure there.
 
+use std::net::IpAddr;
+
 use serde::Serialize;
 use vcpufreq_device::host::CpuList;
 
-use super::cyclictest::{Length, Test};
+use super::cyclictest::Test;
 
 /// What the other CPUs do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -17,6 +19,8 @@ pub enum TestLoad {
     Stress,
     /// hackbench over all of them: many threads that wake one another.
     Hackbench,
+    /// A ping flood from one of them.
+    Net,
 }
 
 impl TestLoad {
@@ -27,6 +31,7 @@ impl TestLoad {
             Self::Idle => "idle",
             Self::Stress => "stress",
             Self::Hackbench => "hackbench",
+            Self::Net => "net",
         }
     }
 }
@@ -35,9 +40,9 @@ impl std::str::FromStr for TestLoad {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Idle, Self::Stress, Self::Hackbench];
+        let all = [Self::Idle, Self::Stress, Self::Hackbench, Self::Net];
         let found = all.into_iter().find(|load| load.name() == text);
-        found.ok_or_else(|| "a load is idle, stress or hackbench".to_owned())
+        found.ok_or_else(|| "a load is idle, stress, hackbench or net".to_owned())
     }
 }
 
@@ -50,8 +55,12 @@ pub struct Beside {
     pub cpus: CpuList,
     /// How busy stress-ng keeps each of them, 1..=100.
     pub percent: u8,
+    /// stress-ng's `SCHED_FIFO` priority; `None`: it is no real-time task.
+    pub stress_fifo: Option<u8>,
     /// How much hackbench does.
     pub hackbench: Hackbench,
+    /// Where the flood goes.
+    pub net_to: Option<IpAddr>,
 }
 
 /// How many threads hackbench has that wake one another.
@@ -103,11 +112,7 @@ const END: &str = "[ -z \"$load\" ] || kill -TERM $load 2> /dev/null\nwait\n";
 const STILL: &str = "for one in $load; do kill -0 $one 2> /dev/null || { echo 'the load ended before the test did' >&2; code=3; }; done\n";
 
 fn limit_s(test: &Test) -> u64 {
-    let seconds = match test.length {
-        Length::Seconds(seconds) => seconds,
-        Length::Loops(loops) => loops.saturating_mul(test.interval_us) / 1_000_000,
-    };
-    seconds.saturating_add(MARGIN_S)
+    test.seconds().saturating_add(MARGIN_S)
 }
 
 fn loads(beside: &Beside, limit_s: u64) -> String {
@@ -117,9 +122,12 @@ fn loads(beside: &Beside, limit_s: u64) -> String {
         TestLoad::Idle => String::new(),
         TestLoad::Stress => {
             let mut text = String::new();
+            let fifo = beside.stress_fifo.map_or(String::new(), |priority| {
+                format!(" --sched fifo --sched-prio {priority}")
+            });
             for cpu in cpus.iter() {
                 text += &format!(
-                    "stress-ng --quiet --cpu 1 --cpu-load {percent} --taskset {cpu} --timeout {limit_s}s > /dev/null 2>&1 < /dev/null &\nload=\"$load $!\"\n"
+                    "stress-ng --quiet --cpu 1 --cpu-load {percent}{fifo} --taskset {cpu} --timeout {limit_s}s > /dev/null 2>&1 < /dev/null &\nload=\"$load $!\"\n"
                 );
             }
             text + SETTLE
@@ -129,9 +137,17 @@ fn loads(beside: &Beside, limit_s: u64) -> String {
         TestLoad::Hackbench => format!(
             "setsid sh -c 'while kill -0 $0 2> /dev/null; do taskset -c {cpus} hackbench -g {groups} -f {fds} -l 100 || exit; done' $$ > /dev/null 2>&1 < /dev/null &\nload=-$!\n{SETTLE}"
         ),
+        TestLoad::Net => beside.net_to.map_or(String::new(), |address| {
+            let limit_s = limit_s.min(PING_MAX_S);
+            format!(
+                "taskset -c {cpus} ping -q -f -w {limit_s} {address} > /dev/null 2>&1 < /dev/null &\nload=$!\n{SETTLE}"
+            )
+        }),
     }
 }
 
+/// ping's longest time: some 24 days.
+const PING_MAX_S: u64 = 2_000_000;
 /// A load that has ended already fails the run before the test.
 const SETTLE: &str = "sleep 1\nfor one in $load; do kill -0 $one 2> /dev/null || { echo 'the load ended at once' >&2; kill -TERM $load 2> /dev/null; exit 3; }; done\n";
 
@@ -145,6 +161,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::measure::Length;
 
     fn test() -> Test {
         Test {
@@ -155,6 +172,7 @@ mod tests {
             priority: 80,
             bins_us: 400,
             break_us: None,
+            spike_us: None,
         }
     }
 
@@ -163,7 +181,9 @@ mod tests {
             load,
             cpus: "0-2".parse().unwrap(),
             percent: 60,
+            stress_fifo: None,
             hackbench: Hackbench::default(),
+            net_to: None,
         }
     }
 
@@ -212,6 +232,21 @@ mod tests {
         };
         assert!(script(&test(), &hackbench, None).contains("hackbench -g 3 -f 2 -l 100"));
         assert!(!script(&test(), &beside(TestLoad::Idle), None).contains("stress"));
+        let fifo = Beside {
+            stress_fifo: Some(1),
+            ..beside(TestLoad::Stress)
+        };
+        let text = script(&test(), &fifo, None);
+        assert!(text.contains("--cpu-load 60 --sched fifo --sched-prio 1 --taskset 2"));
+        let flood = Beside {
+            net_to: Some("fe80::1".parse().unwrap()),
+            ..beside(TestLoad::Net)
+        };
+        let text = script(&test(), &flood, None);
+        assert!(
+            text.contains("taskset -c 0-2 ping -q -f -w 70 fe80::1 "),
+            "{text}"
+        );
     }
 
     #[test]

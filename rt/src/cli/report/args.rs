@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The options of `vcpufreq rt report`, checked against the host and the record of apply.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
@@ -12,9 +12,13 @@ use crate::{
     kernel_host::KernelHost,
     measure::{Hackbench, Length, Test, TestLoad},
     partition::Partition,
+    published::PublishedMaximum,
     record::Record,
     settings::partition_group,
 };
+
+/// stress-ng's share of a CPU as a real-time task, %: this program runs there, too.
+const FIFO_PERCENT_MAX: u8 = 90;
 
 /// Options of `vcpufreq rt report`.
 #[derive(Clone, Debug, Args)]
@@ -38,7 +42,7 @@ pub struct ReportArgs {
     /// Only in the guest
     #[arg(long, requires = "guest_shell")]
     pub guest_only: bool,
-    /// Loads, a test with each
+    /// Loads, a test with each: idle, stress, hackbench, net
     #[arg(
         long,
         value_name = "LOADS",
@@ -49,6 +53,12 @@ pub struct ReportArgs {
     /// How busy stress-ng keeps each CPU, %
     #[arg(long, value_name = "PERCENT", default_value_t = 60, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub load_percent: u8,
+    /// SCHED_FIFO priority of stress-ng [default: none, SCHED_OTHER]
+    #[arg(long, value_name = "PRIO", value_parser = clap::value_parser!(u8).range(1..=99))]
+    pub stress_fifo: Option<u8>,
+    /// Where the load net sends its ping flood
+    #[arg(long, value_name = "ADDRESS")]
+    pub net_to: Option<IpAddr>,
     /// Groups of hackbench's threads
     #[arg(long, value_name = "N", default_value_t = Hackbench::default().groups, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub hackbench_groups: u16,
@@ -61,6 +71,13 @@ pub struct ReportArgs {
     /// Wake-ups of each test, instead
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub loops: Option<u64>,
+    /// Measure each test so many times: with more than one, rt compare knows the spread
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub draws: u64,
+    /// Measure a longer test in parts of this time: --out and --html have each one that is complete,
+    /// and a lost guest shell costs one part
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = seconds)]
+    pub part: u64,
     /// Time between two wake-ups, µs
     #[arg(long, value_name = "US", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
     pub interval_us: u64,
@@ -76,6 +93,15 @@ pub struct ReportArgs {
     /// End a test at the first latency above this, µs
     #[arg(long, value_name = "US")]
     pub break_us: Option<u64>,
+    /// Record each latency above this, µs
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
+    pub spike_us: Option<u64>,
+    /// Write the JSON into this file, after each part
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Write the histograms as a page into this file, after each part
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -109,6 +135,8 @@ pub(super) struct WantedHost {
     pub(super) others: CpuList,
     /// What apply did here.
     pub(super) profile: Option<String>,
+    /// What others have measured with it.
+    pub(super) published: Vec<PublishedMaximum>,
     /// The cgroup that has the measured CPUs, when apply set them apart.
     pub(super) group: Option<String>,
 }
@@ -135,6 +163,7 @@ impl ReportArgs {
             priority: self.priority,
             bins_us: self.bins,
             break_us: self.break_us,
+            spike_us: self.spike_us,
         }
     }
 
@@ -172,12 +201,31 @@ impl ReportArgs {
             Some(record) if record.profile.settings.cpuset.is_some() => group(record, &cpus)?,
             _ => None,
         };
+        let published = record
+            .as_ref()
+            .map(|record| record.profile.published.clone());
         Ok(WantedHost {
             cpus,
             others,
+            published: published.unwrap_or_default(),
             profile: record.map(|record| record.profile_name),
             group,
         })
+    }
+
+    /// What a load needs beside its name.
+    pub(super) fn check_loads(&self) -> anyhow::Result<()> {
+        ensure!(
+            self.net_to.is_some() || !self.loads.contains(&TestLoad::Net),
+            "the load net needs an address; name one that answers with --net-to"
+        );
+        ensure!(
+            self.stress_fifo.is_none() || self.load_percent <= FIFO_PERCENT_MAX,
+            "real-time tasks of {} % leave the housekeeping CPUs no time; --load-percent \
+             {FIFO_PERCENT_MAX} at most with --stress-fifo",
+            self.load_percent
+        );
+        Ok(())
     }
 
     /// The guest's CPUs, one for each of the host's.

@@ -4,7 +4,7 @@
 use std::{
     io::{self, BufRead as _, BufReader, Read, Write as _},
     os::{fd::AsFd, unix::process::CommandExt as _},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -70,7 +70,27 @@ impl Shell {
         script: &str,
         meanwhile: &mut dyn FnMut(),
     ) -> anyhow::Result<String> {
+        let output = self.output(script, None, meanwhile)?;
+        match output.status.success() {
+            true => Ok(output.printed),
+            false => bail!(
+                "measuring ended with {}: {}",
+                output.status,
+                output.last_error()
+            ),
+        }
+    }
+
+    /// Runs a script to its end, or, if the command doesn't end in `limit`, ends the command. Calls
+    /// `meanwhile` each second.
+    pub(super) fn output(
+        &self,
+        script: &str,
+        limit: Option<Duration>,
+        meanwhile: &mut dyn FnMut(),
+    ) -> anyhow::Result<ScriptOutput> {
         let mut started = self.start(script)?;
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut input = started.child.stdin.take().context("no stdin")?;
         if self.words.is_some() {
             // A shell that ended early shows in its exit code.
@@ -80,18 +100,21 @@ impl Shell {
         let errors = started.child.stderr.take().context("no stderr")?;
         let errors = thread::spawn(move || start_of(errors));
         let output = started.child.stdout.take().context("no stdout")?;
-        let printed = read_while(output, EVERY_MS, meanwhile)?;
+        let child = &mut started.child;
+        let printed = read_while(output, EVERY_MS, &mut || {
+            meanwhile();
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                // It is a child of this process, and not waited for yet.
+                let _ = child.kill();
+            }
+        })?;
         let status = started.child.wait().context("waiting for sh")?;
         self.running.go_on()?;
-        if status.success() {
-            return Ok(String::from_utf8_lossy(&printed).into_owned());
-        }
-        let errors = errors.join().unwrap_or_default();
-        let last = errors.lines().rfind(|line| !line.trim().is_empty());
-        bail!(
-            "measuring ended with {status}: {}",
-            last.unwrap_or("it printed no error")
-        )
+        Ok(ScriptOutput {
+            status,
+            printed: String::from_utf8_lossy(&printed).into_owned(),
+            errors: errors.join().unwrap_or_default(),
+        })
     }
 
     /// Starts a script on this host that prints a line when it has begun, and ends with its stdin.
@@ -199,6 +222,24 @@ fn start_of(errors: impl Read) -> String {
     let _ = errors.by_ref().take(ERRORS_MAX).read_to_end(&mut text);
     let _ = io::copy(&mut errors, &mut io::sink());
     String::from_utf8_lossy(&text).into_owned()
+}
+
+/// What came of a script.
+#[derive(Debug)]
+pub(super) struct ScriptOutput {
+    pub(super) status: ExitStatus,
+    /// Its stdout.
+    pub(super) printed: String,
+    errors: String,
+}
+
+impl ScriptOutput {
+    /// The last line of its stderr.
+    pub(super) fn last_error(&self) -> &str {
+        let mut lines = self.errors.lines();
+        let last = lines.rfind(|line| !line.trim().is_empty());
+        last.unwrap_or("it printed no error")
+    }
 }
 
 /// A shell that runs.
