@@ -42,6 +42,9 @@ const MORE: &str = "
 schedutil-rate-limit-us = 500
 idle-states-off = 'deep'
 resume-latency-us = 'n/a'
+min-free-kbytes = 5000
+watermark-scale-factor = 100
+watermark-boost-factor = 0
 ";
 
 pub fn run(_plan: &Plan) -> Result<Value> {
@@ -83,7 +86,8 @@ fn configure() -> Result<u32> {
     let cpu = *policy.cpus.last().context("no CPU")?;
     // Neither end, which they have.
     let khz = *policy.opps.get(1).context("no second OPP")?;
-    let limits = format!("min-freq = {khz}\nmax-freq = {khz}");
+    let name = policy.path.rsplit('/').next().context("a name")?;
+    let limits = format!("min-freq = {khz}\nmax-freq = {{ {name} = {khz} }}");
     let config = format!("[guest]\nplc = '{cpu}'\n[settings]{MORE}{limits}");
     fs::write(CONFIG, config)?;
     Ok(cpu)
