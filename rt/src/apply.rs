@@ -113,12 +113,11 @@ pub fn apply(
     })
 }
 
-/// Makes the changes that aren't made yet.
+/// Makes the changes that aren't made yet, and those that another one has undone.
 fn make(host: &dyn Host, plan: &RtPlan, report: &mut dyn FnMut(&str, &str, &str)) -> Applied {
     let mut applied = Applied::default();
     let changes = plan.changes().map(|(_, change)| change);
-    let left: Vec<&Change> = changes.filter(|change| !change.is_set()).collect();
-    record::until_stuck(left, report, |left, report| {
+    record::until_stuck(changes.collect(), report, |left, report| {
         pass(host, left, &mut applied, report)
     });
     applied
@@ -141,7 +140,13 @@ fn pass<'a>(
             continue;
         }
         let Some(want) = &change.want else { continue };
-        report(&name, change.now.as_deref().unwrap_or("new"), want);
+        let set = change.is_set().then(|| change.target.now(host.as_look()));
+        let now = match &set {
+            None => change.now.as_deref().unwrap_or("new"),
+            Some(Ok(now)) if !change.target.same(now, want) => now,
+            Some(_) => continue,
+        };
+        report(&name, now, want);
         match record::put(host, &change.target, want) {
             Ok(()) => applied.made += 1,
             Err(why) => {

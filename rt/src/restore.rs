@@ -102,7 +102,7 @@ fn bring_back(
     let kept = record::until_stuck(entries, report, |left, report| {
         pass(host, left, &mut done, report)
     });
-    let kept: Vec<Entry> = kept.into_iter().rev().cloned().collect();
+    let kept = with_lost(&record.entries, &kept);
     let ended = match kept.is_empty() {
         true => host.discard(PATH),
         false => {
@@ -116,6 +116,19 @@ fn bring_back(
         gone: done.gone,
         left: done.left,
     })
+}
+
+/// Those that could not be brought back, and what the same setting loses with such a change: it is
+/// lost again when that one comes back.
+fn with_lost(entries: &[Entry], kept: &[&Entry]) -> Vec<Entry> {
+    let is_kept = |entry: &&Entry| {
+        let mut kept = kept.iter();
+        kept.any(|one| match entry.new {
+            Some(_) => one == entry,
+            None => one.setting == entry.setting,
+        })
+    };
+    entries.iter().filter(is_kept).cloned().collect()
 }
 
 /// The result so far.

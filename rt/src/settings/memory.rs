@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory management that makes threads wait or moves pages below them, and KVM's own polling.
 
-use super::{Unit, UnitContext, by_value};
+use super::{Sheet, Unit, UnitContext, by_value};
 use crate::{finding::Effect, value::Format};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+const MIN_FREE: &str = "vm/min_free_kbytes";
 
 pub(super) const UNITS: &[Unit] = &[
     Unit {
@@ -19,7 +20,7 @@ pub(super) const UNITS: &[Unit] = &[
         reason: "pages are not split and joined below a guest",
         plan: |cx, sheet| {
             if let Some(want) = &cx.settings().transparent_hugepages {
-                sheet.file(THP, Format::Choice, want);
+                hugepages(sheet, want);
             }
         },
         effect: by_value,
@@ -44,7 +45,7 @@ pub(super) const UNITS: &[Unit] = &[
     Unit {
         name: "min-free-kbytes",
         reason: "a task that needs memory finds some free, and reclaims none by itself",
-        plan: |cx, sheet| sheet.sysctl("vm/min_free_kbytes", cx.settings().min_free_kbytes),
+        plan: |cx, sheet| sheet.sysctl(MIN_FREE, cx.settings().min_free_kbytes),
         effect: by_value,
     },
     Unit {
@@ -87,6 +88,16 @@ pub(super) const UNITS: &[Unit] = &[
         effect: by_value,
     },
 ];
+
+/// With each choice that is written the kernel sets vm.min_free_kbytes anew. So that is recorded
+/// first, to be the last that comes back.
+fn hugepages(sheet: &mut Sheet, want: &str) {
+    let now = sheet.look.read(THP).map(|text| Format::Choice.value(&text));
+    if now.is_ok_and(|now| now != want) {
+        sheet.keep(format!("/proc/sys/{MIN_FREE}"));
+    }
+    sheet.file(THP, Format::Choice, want);
+}
 
 /// Stopped, it leaves what it has merged.
 fn not_merged(cx: &UnitContext) -> Effect {

@@ -32,7 +32,7 @@ fn there_and_back(host: &FakeKernel, profile: &Profile, looked_at: &dyn Fn(&Fake
     let (left, gone) = restored(host);
     assert!(left.is_empty() && gone.is_empty(), "{left:?} {gone:?}");
     // Masks and choices have more than one text.
-    for path in ["cpufreq", "kernel/sched_util"] {
+    for path in ["cpufreq", "kernel/sched_util", "vm/min_free"] {
         let of = |state: &std::collections::BTreeMap<String, String>| -> Vec<_> {
             let own = state.iter().filter(|(name, _)| name.contains(path));
             own.map(|(name, text)| format!("{name} {text}")).collect()
@@ -68,6 +68,40 @@ fn limits_above_and_below_the_old_ones() {
     ] {
         there_and_back(&host, &settings(profile), &|_| {});
     }
+}
+
+/// Each choice of transparent huge pages that is written raises it.
+#[test]
+fn memory_that_is_kept_free_is_as_it_was() {
+    let path = "/proc/sys/vm/min_free_kbytes";
+    for (settings_text, there) in [
+        ("transparent-hugepages = 'never'", "90112"),
+        (
+            "transparent-hugepages = 'never'\nmin-free-kbytes = 5000",
+            "5000",
+        ),
+        (
+            "transparent-hugepages = 'never'\nmin-free-kbytes = 67584",
+            "67584",
+        ),
+        (
+            "transparent-hugepages = 'always'\nmin-free-kbytes = 5000",
+            "5000",
+        ),
+    ] {
+        let host = FakeKernel::four();
+        there_and_back(&host, &settings(settings_text), &|host| {
+            assert_eq!(host.snapshot()[path], there, "{settings_text}");
+        });
+    }
+    // What is as wanted isn't written, and nothing else is recorded with it.
+    let host = FakeKernel::four();
+    let planned = plan(
+        &host,
+        &plc(&host),
+        &settings("transparent-hugepages = 'always'"),
+    );
+    assert_eq!(planned.changes().count(), 1);
 }
 
 #[test]

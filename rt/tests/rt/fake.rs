@@ -232,7 +232,10 @@ impl FakeKernel {
                 self.put(&format!("{WORKQUEUE}/cpumask_requested"), &mask()?.mask());
                 self.workqueue_mask();
             }
-            "enabled" => self.put(path, &format!("always never [{value}]")),
+            "enabled" => {
+                self.put(path, &format!("always never [{value}]"));
+                self.recommend();
+            }
             "scaling_governor" => self.govern(folder, value),
             "scaling_setspeed" => {
                 self.put(path, value);
@@ -286,6 +289,15 @@ impl FakeKernel {
         let min = asked("scaling_min_freq").clamp(range[0], max);
         self.put(&path("scaling_max_freq"), &max.to_string());
         self.put(&path("scaling_min_freq"), &min.to_string());
+    }
+
+    /// set_recommended_min_free_kbytes(), with each choice of transparent huge pages.
+    fn recommend(&self) {
+        const PATH: &str = "/proc/sys/vm/min_free_kbytes";
+        const RECOMMENDED: u64 = 90_112;
+        if self.real(PATH).exists() && self.number(PATH) < RECOMMENDED {
+            self.put(PATH, &RECOMMENDED.to_string());
+        }
     }
 
     fn govern(&self, dir: &str, governor: &str) {

@@ -66,7 +66,6 @@ watchdog = 'housekeeping': /proc/sys/kernel/watchdog_cpumask 0-3 → 0-2
 nmi-watchdog = 0: /proc/sys/kernel/nmi_watchdog 1 → 0
 tracing = 0: /sys/kernel/tracing/tracing_on 1 → 0
 ksm = 0: /sys/kernel/mm/ksm/run 1 → 0
-transparent-hugepages = 'madvise': /sys/kernel/mm/transparent_hugepage/enabled always → madvise
 swappiness = 10: /proc/sys/vm/swappiness 60 → 10
 compaction-proactiveness = 0: /proc/sys/vm/compaction_proactiveness 20 → 0
 numa-balancing = 0: /proc/sys/kernel/numa_balancing 1 → 0
@@ -89,6 +88,13 @@ fn plain_switches() {
         let (setting, change) = line.split_once(": ").unwrap();
         assert_eq!(case(&host, setting).changes(), [change.replace("CPU", CPU)]);
     }
+    assert_eq!(
+        case(&host, "transparent-hugepages = 'madvise'").changes(),
+        [
+            "/proc/sys/vm/min_free_kbytes 67584 → kept",
+            "/sys/kernel/mm/transparent_hugepage/enabled always → madvise",
+        ]
+    );
 }
 
 #[test]
