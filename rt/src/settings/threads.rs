@@ -32,7 +32,7 @@ pub(super) const UNITS: &[Unit] = &[
             };
             scheduled(cx, sheet, "rcub", want, &|all| {
                 let names = all.iter().map(|(_, name)| name.clone());
-                let names = names.filter(|name| name.starts_with("rcub/"));
+                let names = names.filter(|name| is_numbered(name, "rcub/"));
                 names.collect::<BTreeSet<_>>().into_iter().collect()
             });
         },
@@ -54,6 +54,13 @@ fn of_cpus(cx: &UnitContext, sheet: &mut Sheet, kind: &str, want: Option<&str>) 
     }
 }
 
+/// Whether a name is as the kernel has it. Any process can have one, of any characters, and it is
+/// printed.
+fn is_numbered(name: &str, kind: &str) -> bool {
+    let number = name.strip_prefix(kind).unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Of all processes and kernel threads, the names of those that get another scheduling.
 type ThreadNames<'a> = dyn Fn(&[(u32, String)]) -> Vec<String> + 'a;
 
@@ -64,7 +71,7 @@ fn scheduled(cx: &UnitContext, sheet: &mut Sheet, kind: &str, want: &str, names:
     };
     let names = names(&all);
     if names.is_empty() {
-        sheet.absent(format!("{kind}/0"), "this kernel has no such thread");
+        sheet.absent(kind, "this kernel has no such thread");
     }
     for name in names {
         let Some(found) = kernel_threads(sheet, &all, &name) else {

@@ -276,7 +276,13 @@ fn kernel_threads_of_the_real_time_cpus() {
     let absent: Vec<String> = (case(&host, all).plan().absent.into_iter())
         .map(|one| one.path)
         .collect();
-    assert_eq!(absent, ["rcuc/3", "rcub/0"]);
+    assert_eq!(absent, ["rcuc/3", "rcub"]);
+    // Names that any process can have, and that no kernel thread has.
+    for (pid, name) in [(95, "rcub/\u{1b}[2J"), (96, "rcub/1\nfine"), (97, "rcub/")] {
+        host.impostor(pid, name);
+    }
+    let plan = case(&host, all).plan();
+    assert!(plan.findings.is_empty(), "{:?}", plan.findings);
 }
 
 #[test]
