@@ -3,7 +3,7 @@
 
 use super::{
     CPU, Sheet, Unit, UnitContext, by_value,
-    policies::{can_be, policies, wanted},
+    policies::{can_be, none, policies, wanted},
 };
 use crate::{
     finding::Finding,
@@ -99,6 +99,10 @@ fn limited(
         .into_iter()
         .map(|(dir, _)| dir)
         .collect();
+    if found.is_empty() {
+        none(sheet);
+        return Vec::new();
+    }
     let mut limited = Vec::new();
     for (name, want) in each {
         let dir = format!("{CPU}/cpufreq/{name}");

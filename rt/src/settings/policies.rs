@@ -27,10 +27,7 @@ pub(super) fn wanted(cx: &UnitContext, sheet: &mut Sheet) -> Vec<(String, CpuLis
     let cpus = cx.cpus_of(cx.settings().frequency_cpus);
     let found = policies(cx.look, cpus);
     if found.is_empty() {
-        sheet.absent(
-            format!("{CPU}/cpufreq"),
-            "this host's frequencies can't be set",
-        );
+        none(sheet);
     }
     for (dir, own) in &found {
         let others = own.without(&cx.rt);
@@ -42,6 +39,14 @@ pub(super) fn wanted(cx: &UnitContext, sheet: &mut Sheet) -> Vec<(String, CpuLis
         }
     }
     found
+}
+
+/// This host has no policy.
+pub(super) fn none(sheet: &mut Sheet) {
+    sheet.absent(
+        format!("{CPU}/cpufreq"),
+        "this host's frequencies can't be set",
+    );
 }
 
 /// Whether a policy has this governor, or can have it.

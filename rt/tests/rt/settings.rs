@@ -378,7 +378,8 @@ fn each_policy_can_have_a_frequency_of_its_own() {
         host.put(&format!("{}/{name}", dir(2)), text);
     }
     assert_eq!(held.effect("governor"), Effect::Effective);
-    let plan = case(&host, "min-freq = { policy7 = 'max' }").plan();
+    let one = "min-freq = { policy7 = 'max' }";
+    let plan = case(&host, one).plan();
     assert_eq!(plan.changes().count(), 0);
     let said = "min-freq names policy7, which this host doesn't have; it has policy0, policy2";
     assert!(
@@ -386,6 +387,10 @@ fn each_policy_can_have_a_frequency_of_its_own() {
         "{:?}",
         plan.findings
     );
+    host.remove(&format!("{CPU}/cpufreq"));
+    let plan = case(&host, one).plan();
+    assert!(plan.findings.is_empty(), "{:?}", plan.findings);
+    assert_eq!(plan.absent[0].path, format!("{CPU}/cpufreq"));
 }
 
 #[test]
