@@ -485,7 +485,7 @@ fn worse_is_beyond_the_draws_spread() {
         (
             "other.json",
             "{\"conditions\": {}, \"runs\": []}",
-            "have no test of the same place",
+            "have no complete test of the same place",
         ),
     ] {
         bench.write(file, text);

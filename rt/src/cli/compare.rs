@@ -5,11 +5,12 @@ use std::{fs, path::Path};
 
 use anyhow::{Context as _, ensure};
 use serde::Deserialize as _;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
     args::CompareArgs,
-    output::{DrawReports, print, write_file},
+    output::{DrawReports, plain, print},
+    result_file::{ResultFile, check_different},
 };
 use crate::measure::{ComparedReport, ReportComparison};
 
@@ -18,6 +19,15 @@ use crate::measure::{ComparedReport, ReportComparison};
 /// # Errors
 /// A file that is no report, reports without a test in common, a page that can't be written.
 pub(super) fn compare(args: &CompareArgs, draw: DrawReports) -> anyhow::Result<u8> {
+    let page = match &args.html {
+        None => None,
+        Some(path) => {
+            for report in [&args.first, &args.second] {
+                check_different(&[path.as_path(), report.as_path()])?;
+            }
+            Some(ResultFile::at(path)?)
+        }
+    };
     let both = [&args.first, &args.second].map(|path| read(path));
     let [(first, first_json), (second, second_json)] = match both {
         [Ok(first), Ok(second)] => [first, second],
@@ -26,27 +36,26 @@ pub(super) fn compare(args: &CompareArgs, draw: DrawReports) -> anyhow::Result<u
     let compared = ReportComparison::new(&first, &second);
     ensure!(
         !compared.is_empty(),
-        "{} and {} have no test of the same place, load and CPU; compare reports that do",
+        "{} and {} have no complete test of the same place, load and CPU; compare reports that do",
         args.first.display(),
         args.second.display()
     );
-    if let Some(path) = &args.html {
+    if let Some(page) = &page {
         let named = |path: &Path, json| (path.display().to_string(), json);
         let reports = [
             named(&args.first, first_json),
             named(&args.second, second_json),
         ];
-        write_file(path, &draw(&reports))?;
+        page.write(&draw(&reports))?;
     }
-    let worse = compared.is_worse();
     match args.json {
         true => {
-            let report = json!({ "worse": worse, "comparison": compared });
-            print(format!("{report:#}\n"))?;
+            let compared = serde_json::to_value(&compared)?;
+            print(format!("{compared:#}\n"))?;
         }
-        false => print(compared.text())?,
+        false => print(plain(&compared.text()))?,
     }
-    Ok(u8::from(worse))
+    Ok(u8::from(compared.is_worse()))
 }
 
 fn read(path: &Path) -> anyhow::Result<(ComparedReport, Value)> {

@@ -8,6 +8,7 @@ mod args;
 mod compare;
 mod output;
 mod report;
+mod result_file;
 mod text;
 
 use anyhow::{Context, bail};

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a command prints on stdout: its result, or changes as they are made.
 
-use std::{
-    fs,
-    io::{self, Write},
-    path::Path,
-};
+use std::io::{self, Write};
 
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -25,15 +21,11 @@ pub fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
 /// Draws reports, each with its name, as a page.
 pub type DrawReports = fn(&[(String, Value)]) -> String;
 
-/// Writes a file as a whole: who reads it meanwhile finds the old or the new one.
-///
-/// # Errors
-/// When it can't be written.
-pub(super) fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
-    written.with_context(|| format!("can't write {}; check the path", path.display()))
+/// Text that a guest or another machine may have written: nothing of it acts on a terminal but the
+/// ends of its lines.
+pub(super) fn plain(text: &str) -> String {
+    let acts = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    text.replace("\r\n", "\n").replace(acts, "?")
 }
 
 /// Prints changes as they are made, or collects them for JSON. A closed stdout doesn't stop what has
@@ -72,5 +64,17 @@ impl ChangeOutput {
             print(format!("{report:#}\n"))?;
         }
         Ok(u8::from(!refused.is_empty()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: text of others does nothing to a terminal.
+    use super::*;
+
+    #[test]
+    fn the_text_of_others_does_nothing_to_a_terminal() {
+        assert_eq!(plain("5 µs\t6\r\n7\n"), "5 µs\t6\n7\n");
+        assert_eq!(plain("\u{1b}[2J\r\u{9b}x\u{7f}"), "?[2J??x?");
     }
 }

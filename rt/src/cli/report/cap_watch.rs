@@ -48,11 +48,11 @@ impl<'a> RunCapWatch<'a> {
     }
 
     /// Until now.
-    pub(super) fn end(mut self) -> RunCaps {
+    pub(super) fn so_far(&mut self) -> RunCaps {
         self.look_again();
         let throttled = throttled(self.look, self.cpus);
         RunCaps {
-            caps: self.seen,
+            caps: self.seen.clone(),
             throttled: throttled.saturating_sub(self.throttled_before),
         }
     }
@@ -100,7 +100,8 @@ mod tests {
         cap("2000", "0");
         let host = KernelHost::at(dir.path());
         let cpus: CpuList = "3".parse().expect("CPUs");
-        assert_eq!(RunCapWatch::start(&host, &cpus).end(), RunCaps::default());
+        let nothing = RunCaps::default();
+        assert_eq!(RunCapWatch::start(&host, &cpus).so_far(), nothing);
         let mut watch = RunCapWatch::start(&host, &cpus);
         for (khz, state) in [("1500", "1"), ("1000", "0"), ("1500", "1")] {
             cap(khz, state);
@@ -108,13 +109,13 @@ mod tests {
         }
         cap("2000", "0");
         write(&throttles, "9\n");
-        let seen = watch.end();
+        let seen = watch.so_far();
         assert_eq!(seen.throttled, 2);
         let lines: Vec<_> = seen.caps.iter().map(ToString::to_string).collect();
         let line = "CPU 2-3: at most 1000 of 2000 kHz, by cooling device cpufreq-cpu2 and \
                     scaling_max_freq";
         assert_eq!(lines, [line]);
         let of_0: CpuList = "0".parse().expect("CPUs");
-        assert_eq!(RunCapWatch::start(&host, &of_0).end(), RunCaps::default());
+        assert_eq!(RunCapWatch::start(&host, &of_0).so_far(), nothing);
     }
 }

@@ -143,6 +143,7 @@ impl ReportSession<'_> {
             lost = 0;
             done += part.length.amount();
             so_far.add(&text, &part)?;
+            so_far.held = watch.so_far();
             so_far.due = (0..)
                 .take(so_far.latencies.len())
                 .map(|n| test.due(n))
@@ -152,11 +153,7 @@ impl ReportSession<'_> {
                 break;
             }
         }
-        let held = watch.end();
-        if let Some(run) = written.last() {
-            run.held = held;
-        }
-        written.write()
+        Ok(())
     }
 
     /// The name of the test that begins, for its progress.

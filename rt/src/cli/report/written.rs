@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The report so far, and the files that have it after each part.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use super::args::ReportArgs;
 use crate::{
-    cli::output::{DrawReports, write_file},
+    cli::{
+        output::DrawReports,
+        result_file::{ResultFile, check_different},
+    },
     measure::{Conditions, LatencyReport, TestRun},
 };
 
@@ -18,30 +21,35 @@ pub(super) struct WrittenReport {
     runs: Vec<TestRun>,
     /// How many tests there will be.
     tests: u64,
-    out: Option<PathBuf>,
-    html: Option<PathBuf>,
+    out: Option<ResultFile>,
+    html: Option<ResultFile>,
     draw: DrawReports,
 }
 
 impl WrittenReport {
-    /// Without any test, and so written: a file that can't be written shows before the first test.
+    /// Without any test. A file that can't be written shows before the first one; what is in it stays
+    /// until something is measured.
     pub(super) fn begin(
         args: &ReportArgs,
         conditions: Conditions,
         tests: u64,
         draw: DrawReports,
     ) -> anyhow::Result<Self> {
-        let written = Self {
+        let paths: Vec<&Path> = [&args.out, &args.html]
+            .into_iter()
+            .filter_map(|path| path.as_deref())
+            .collect();
+        check_different(&paths)?;
+        let file = |path: Option<&PathBuf>| path.map(|path| ResultFile::at(path)).transpose();
+        Ok(Self {
             conditions,
             budget_us: args.budget_us,
             runs: Vec::new(),
             tests,
-            out: args.out.clone(),
-            html: args.html.clone(),
+            out: file(args.out.as_ref())?,
+            html: file(args.html.as_ref())?,
             draw,
-        };
-        written.write()?;
-        Ok(written)
+        })
     }
 
     /// Adds a test that begins.
@@ -80,11 +88,11 @@ impl WrittenReport {
             return Ok(());
         }
         let json: Value = serde_json::to_value(self.report())?;
-        if let Some(path) = &self.out {
-            write_file(path, &format!("{json:#}\n"))?;
+        if let Some(file) = &self.out {
+            file.write(&format!("{json:#}\n"))?;
         }
-        if let Some(path) = &self.html {
-            write_file(path, &(self.draw)(&[("report".to_owned(), json)]))?;
+        if let Some(file) = &self.html {
+            file.write(&(self.draw)(&[("report".to_owned(), json)]))?;
         }
         Ok(())
     }
