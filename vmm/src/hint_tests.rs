@@ -99,6 +99,7 @@ fn sample(option: &str) -> &'static str {
         "cur-perf" => "request",
         "mem" | "resume-latency-us" | "pid" => "512",
         "hugepages" => "2M",
+        "loads" => "idle",
         "net-to" => "::1",
         "part" => "1h",
         "load-percent" | "stress-fifo" => "1",

@@ -266,6 +266,26 @@ fn what_can_not_be_is_one_line() {
             "--load-percent 90 at most",
         ),
         (
+            "--cpus 3 --others 0 --loads idle --net-to ::1",
+            "--net-to is for the load net",
+        ),
+        (
+            "--cpus 3 --others 0 --loads idle --stress-fifo 1",
+            "--stress-fifo is for the load stress",
+        ),
+        (
+            "--cpus 3 --others 0 --out /dev/stdout",
+            "/dev/stdout is no regular file",
+        ),
+        (
+            "--cpus 3 --others 0 --html /dev/null",
+            "/dev/null is no regular file",
+        ),
+        (
+            "--cpus 3 --others 0 --out /tmp/report --html /tmp/./report",
+            "/tmp/./report is named twice",
+        ),
+        (
             "--cpus 3 --others 0 --out /no-such/report.json",
             "can't write /no-such/report.json",
         ),
@@ -385,6 +405,14 @@ fn the_files_have_each_part() {
     let [json, html] = ["report.json", "report.html"].map(|name| bench.path().join(name));
     let files = format!("--out {} --html {}", json.display(), html.display());
     let line = with(&format!("--loads idle --loops 2000 --part 1s {files}"));
+    for (name, text) in [
+        ("affected_cpus", "2 3\n"),
+        ("cpuinfo_max_freq", "2800000\n"),
+        ("scaling_max_freq", "1400000\n"),
+    ] {
+        let policy = "sys/devices/system/cpu/cpufreq/policy2";
+        bench.write(&format!("{policy}/{name}"), text);
+    }
     let output = bench.report(&line);
     assert!(output.status.success(), "{output:?}");
     let whole = written(&bench, "report.json");
@@ -410,6 +438,43 @@ fn the_files_have_each_part() {
     let half = written(&bench, "report.json");
     assert_eq!(half["runs"][0]["latencies"][0]["samples"], 1000);
     assert_eq!(half["verdict"], "incomplete");
+    assert_eq!(half["runs"][0]["caps"][0]["khz"], 1_400_000);
+    // Nothing is measured: what was there stays.
+    bench.program("stress-ng", ENDS);
+    let output = bench.report(&with(&format!("--loads stress --loops 2000 {files}")));
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert_eq!(written(&bench, "report.json"), half);
+}
+
+#[test]
+fn a_guest_needs_the_programs_of_its_own_loads() {
+    let bench = Bench::new("qcom,qcs6490");
+    let guest = bench.path().join("guest");
+    fs::create_dir(&guest).expect("a folder");
+    let shell = format!(
+        "#!/bin/sh\nPATH={}:/usr/bin:/bin exec sh\n",
+        guest.display()
+    );
+    bench.program("guest-shell", &shell);
+    let line =
+        "--guest-shell guest-shell --guest-cpus 1 --guest-only --loads hackbench --loops 1000";
+    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = bench.report(&with(line));
+    assert!(
+        said(&output).contains("there is no cyclictest"),
+        "{output:?}"
+    );
+    write_script(
+        &guest.join("cyclictest"),
+        &CYCLICTEST.replace("LOG", "/dev/null").replace("WAIT", ""),
+    );
+    let output = bench.report(&with(line));
+    assert!(output.status.success(), "{output:?}");
+    let output = bench.report(&with(&format!("{line} --guest-others 0")));
+    assert!(
+        said(&output).contains("there is no hackbench"),
+        "{output:?}"
+    );
 }
 
 #[test]

@@ -56,7 +56,7 @@ pub struct ReportArgs {
     /// SCHED_FIFO priority of stress-ng [default: none, SCHED_OTHER]
     #[arg(long, value_name = "PRIO", value_parser = clap::value_parser!(u8).range(1..=99))]
     pub stress_fifo: Option<u8>,
-    /// Where the load net sends its ping flood
+    /// Where the load net sends its ping flood: an address that answers
     #[arg(long, value_name = "ADDRESS")]
     pub net_to: Option<IpAddr>,
     /// Groups of hackbench's threads
@@ -213,11 +213,20 @@ impl ReportArgs {
         })
     }
 
-    /// What a load needs beside its name.
+    /// What a load needs beside its name, and what without its load would be ignored.
     pub(super) fn check_loads(&self) -> anyhow::Result<()> {
+        let has = |load| self.loads.contains(&load);
         ensure!(
-            self.net_to.is_some() || !self.loads.contains(&TestLoad::Net),
+            self.net_to.is_some() || !has(TestLoad::Net),
             "the load net needs an address; name one that answers with --net-to"
+        );
+        ensure!(
+            self.net_to.is_none() || has(TestLoad::Net),
+            "--net-to is for the load net; add it to --loads, or leave --net-to out"
+        );
+        ensure!(
+            self.stress_fifo.is_none() || has(TestLoad::Stress),
+            "--stress-fifo is for the load stress; add it to --loads, or leave --stress-fifo out"
         );
         ensure!(
             self.stress_fifo.is_none() || self.load_percent <= FIFO_PERCENT_MAX,

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use vcpufreq_device::host::CpuList;
 
-use super::{args::ReportArgs, running::ReportProcesses, shell::Shell};
+use super::{args::ReportArgs, required::RequiredTests, running::ReportProcesses, shell::Shell};
 use crate::measure::Test;
 
 /// In front of the exit code of a script.
@@ -47,8 +47,18 @@ impl MeasuredGuest {
         running: &ReportProcesses,
     ) -> anyhow::Result<Self> {
         let shell = Shell::by(command, running)?;
-        shell.require(args).context("in the guest")?;
         let others = args.guest_others.clone().unwrap_or_default();
+        // What has no CPU to load there has no load there.
+        let loads = match others.is_empty() {
+            true => [].as_slice(),
+            false => &args.loads,
+        };
+        let required = RequiredTests {
+            measured: true,
+            loads,
+            net_to: args.net_to,
+        };
+        shell.require(&required).context("in the guest")?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let word = format!(
             "{WORD}={}-{}",
@@ -196,9 +206,12 @@ mod tests {
         let new = guest(&shell.display().to_string());
         new.recover_in(PATIENCE).unwrap();
         // Gone, or a zombie of the process that takes orphans.
-        while fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z")) {
+        let has_ended = || !fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z"));
+        let begun = Instant::now();
+        while !has_ended() && begun.elapsed() < PATIENCE {
             std::thread::yield_now();
         }
+        assert!(has_ended(), "it is still there");
         let none = guest("false").recover_in(Duration::ZERO).unwrap_err();
         assert!(
             none.to_string().contains("the guest's shell was lost"),

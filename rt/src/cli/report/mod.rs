@@ -24,6 +24,7 @@ use crate::{
 pub use args::ReportArgs;
 use args::WantedHost;
 use guest::MeasuredGuest;
+use required::RequiredTests;
 use running::{Ending, ReportProcesses};
 use session::ReportSession;
 use shell::Shell;
@@ -44,7 +45,12 @@ pub fn report(args: &ReportArgs, draw: DrawReports) -> anyhow::Result<u8> {
     let guest = guest.map(|(shell, cpus)| MeasuredGuest::new(&shell, cpus, args, &running));
     let guest = guest.transpose()?;
     let here = Shell::here(&running);
-    here.require(args).context("on this host")?;
+    let required = RequiredTests {
+        measured: !args.guest_only,
+        loads: &args.loads,
+        net_to: args.net_to,
+    };
+    here.require(&required).context("on this host")?;
     let places = usize::from(!args.guest_only) + usize::from(guest.is_some());
     let tests = u64::try_from(places * args.loads.len())?.saturating_mul(args.draws);
     let conditions = conditions(args, &wanted, &host);

@@ -3,13 +3,29 @@
 
 use anyhow::ensure;
 
-use super::{args::ReportArgs, shell::Shell};
+use std::net::IpAddr;
+
+use super::shell::Shell;
 use crate::measure::TestLoad;
 
+/// What the tests do where a shell runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequiredTests<'a> {
+    /// They measure there.
+    pub(super) measured: bool,
+    /// They load it so.
+    pub(super) loads: &'a [TestLoad],
+    /// Where the flood goes.
+    pub(super) net_to: Option<IpAddr>,
+}
+
 /// What a script needs that isn't part of every system.
-fn programs(loads: &[TestLoad]) -> Vec<&'static str> {
-    let mut programs = vec!["cyclictest"];
-    for load in loads {
+fn programs(tests: &RequiredTests) -> Vec<&'static str> {
+    let mut programs = Vec::new();
+    if tests.measured {
+        programs.push("cyclictest");
+    }
+    for load in tests.loads {
         programs.extend(match load {
             TestLoad::Idle => [].as_slice(),
             TestLoad::Stress => ["stress-ng"].as_slice(),
@@ -25,8 +41,8 @@ impl Shell {
     ///
     /// # Errors
     /// What is missing.
-    pub(super) fn require(&self, args: &ReportArgs) -> anyhow::Result<()> {
-        let programs = programs(&args.loads).join(" ");
+    pub(super) fn require(&self, tests: &RequiredTests) -> anyhow::Result<()> {
+        let programs = programs(tests).join(" ");
         let script =
             format!("for p in {programs}; do command -v $p > /dev/null || echo $p; done\n");
         let missing = self.run(&script)?;
@@ -36,7 +52,10 @@ impl Shell {
             "there is no {}; install rt-tests, stress-ng and iputils-ping, or leave out loads",
             missing.join(", ")
         );
-        let Some(address) = args.net_to.filter(|_| args.loads.contains(&TestLoad::Net)) else {
+        let Some(address) = tests
+            .net_to
+            .filter(|_| tests.loads.contains(&TestLoad::Net))
+        else {
             return Ok(());
         };
         let script = format!("ping -q -c 1 -W 2 {address} > /dev/null 2>&1 || echo silent\n");
