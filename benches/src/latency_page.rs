@@ -2,6 +2,7 @@
 //! The page of `vcpufreq rt report` and `rt compare`: the histograms of wake-up latencies as SVG,
 //! those of one test above one another on one scale. From the reports' JSON.
 
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use serde_json::Value;
@@ -18,6 +19,8 @@ const HEIGHT: f64 = 110.0;
 const SPACE: f64 = 36.0;
 /// The scale of latencies ends here at least, µs.
 const TOP_US_MIN: u64 = 10;
+/// Single latencies of a run, the longest of those in the report.
+const SPIKES: usize = 20;
 /// Between two marks of the scale, µs.
 const STEPS: [u64; 12] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000];
 
@@ -44,6 +47,9 @@ pub fn latency_page(reports: &[(String, Value)]) -> String {
             histograms(&own)
         );
         page.push_str(&figures(&own));
+        for run in own {
+            page.push_str(&spikes(run));
+        }
     }
     for (name, report) in reports {
         let _ = writeln!(page, "<h2>{}</h2>", escaped(name));
@@ -60,6 +66,8 @@ struct LatencyRun<'a> {
     name: String,
     emulated: bool,
     latencies: &'a [Value],
+    /// Null without a bound.
+    spikes: &'a Value,
 }
 
 fn runs(reports: &[(String, Value)]) -> Vec<LatencyRun<'_>> {
@@ -80,6 +88,7 @@ fn runs(reports: &[(String, Value)]) -> Vec<LatencyRun<'_>> {
                 name: format!("{prefix}{number}"),
                 emulated: !report["conditions"]["emulated"].is_null(),
                 latencies,
+                spikes: &run["spikes"],
             });
         }
     }
@@ -224,6 +233,47 @@ fn figures(runs: &[&LatencyRun]) -> String {
     text + "</table></div>\n"
 }
 
+/// The single latencies of a run above a bound, as far as they are there.
+fn spikes(run: &LatencyRun) -> String {
+    let number = |value: &Value| value.as_u64().unwrap_or_default();
+    if run.spikes.is_null() {
+        return String::new();
+    }
+    let mark = if run.emulated { " (emulated)" } else { "" };
+    let mut text = format!(
+        "<p>{}{mark}: {} above {} µs",
+        escaped(&run.name),
+        number(&run.spikes["count"]),
+        number(&run.spikes["above_us"])
+    );
+    let mut longest: Vec<&Value> = run.spikes["recorded"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .collect();
+    if longest.is_empty() {
+        return text + "</p>\n";
+    }
+    longest.sort_by_key(|one| Reverse(number(&one["latency_us"])));
+    longest.truncate(SPIKES);
+    text.push_str(
+        ", the longest:</p>\n<div class=\"wide\"><table><tr><th>at, s</th><th>CPU</th>\
+         <th>latency, µs</th></tr>\n",
+    );
+    for one in longest {
+        let at_us = number(&one["at_us"]);
+        let _ = writeln!(
+            text,
+            "<tr><td>{}.{:06}</td><td>{}</td><td>{}</td></tr>",
+            at_us / 1_000_000,
+            at_us % 1_000_000,
+            number(&one["cpu"]),
+            number(&one["latency_us"])
+        );
+    }
+    text + "</table></div>\n"
+}
+
 #[cfg(test)]
 mod tests {
     //! The page has a histogram of each run, those of one test above one another on one scale, and
@@ -273,5 +323,24 @@ mod tests {
         assert_eq!(other.matches("<svg").count(), 2);
         let none = latency_page(&[named("a", json!({ "conditions": {}, "runs": [] }))]);
         assert!(none.contains("No test is complete yet"), "{none}");
+    }
+
+    #[test]
+    fn single_latencies_are_below_their_run() {
+        let mut long = report("idle", 19);
+        let spike = |us: u64| json!({ "at_us": us * 1_000_001, "cpu": 3, "latency_us": us });
+        let recorded: Vec<Value> = (100..130).map(spike).collect();
+        long["runs"][0]["spikes"] = json!({ "above_us": 99, "count": 40, "recorded": recorded });
+        let page = latency_page(&[("a<b".to_owned(), long)]);
+        let first = "<p>a&lt;b, run 1: 40 above 99 µs, the longest:</p>";
+        assert!(page.contains(first), "{page}");
+        let longest = "<tr><td>129.000129</td><td>3</td><td>129</td></tr>";
+        assert!(page.contains(longest), "{page}");
+        assert!(
+            page.contains("<td>110</td>") && !page.contains("<td>109</td>"),
+            "{page}"
+        );
+        let none = latency_page(&[("a".to_owned(), report("idle", 19))]);
+        assert!(!none.contains("<p>"), "{none}");
     }
 }

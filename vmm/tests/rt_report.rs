@@ -492,7 +492,7 @@ fn a_lost_guest_shell_costs_one_part() {
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let run = &report["runs"][0];
     assert_eq!(
-        (&run["latencies"][0]["samples"], &run["lost_parts"]),
+        (&run["latencies"][0]["samples"], &run["losses"]),
         (&2000.into(), &1.into())
     );
 }
@@ -544,6 +544,13 @@ fn worse_is_beyond_the_draws_spread() {
     }
     let page = fs::read_to_string(&html).expect("the page");
     assert!(page.contains("run 2</text>"), "{page}");
+    let json = compare([&first, &second], &["--json"]).stdout;
+    let json: Value = serde_json::from_slice(&json).expect("JSON");
+    assert_eq!(json["verdict"], "worse");
+    let before = written(&bench, "a.json");
+    let output = compare([&first, &second], &["--html", &first]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert_eq!(written(&bench, "a.json"), before);
     let none = bench.path().join("none.json").display().to_string();
     for (file, text, said) in [
         ("empty.json", "{}", "is no report"),

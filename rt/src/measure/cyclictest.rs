@@ -88,22 +88,86 @@ impl Test {
         self.break_us.is_some_and(|limit| longest_us > Some(limit))
     }
 
+    /// The loops or seconds of a part of `part_s` seconds.
+    fn part(&self, part_s: u64) -> u64 {
+        let amount = match self.length {
+            Length::Loops(_) => part_s.saturating_mul(1_000_000) / self.interval_us.max(1),
+            Length::Seconds(_) => part_s,
+        };
+        amount.max(1)
+    }
+
     /// What is left of it after `done` loops or seconds, of that at most `part_s` seconds.
     #[must_use]
     pub fn next_part(&self, done: u64, part_s: u64) -> Option<Self> {
-        let loops = part_s.saturating_mul(1_000_000) / self.interval_us.max(1);
+        let amount = self.length.amount().saturating_sub(done);
+        let amount = amount.min(self.part(part_s));
         let length = match self.length {
-            Length::Loops(all) => Length::Loops(all.saturating_sub(done).min(loops.max(1))),
-            Length::Seconds(all) => Length::Seconds(all.saturating_sub(done).min(part_s.max(1))),
+            Length::Loops(_) => Length::Loops(amount),
+            Length::Seconds(_) => Length::Seconds(amount),
         };
-        (length.amount() > 0).then(|| Self {
+        (amount > 0).then(|| Self {
             length,
             ..self.clone()
         })
     }
+
+    /// How it measures, in parts of `part_s` seconds.
+    #[must_use]
+    pub fn parameters(&self, part_s: u64) -> TestParameters {
+        let (loops, seconds) = match self.length {
+            Length::Loops(loops) => (Some(loops), None),
+            Length::Seconds(seconds) => (None, Some(seconds)),
+        };
+        TestParameters {
+            loops,
+            seconds,
+            parts: self.length.amount().div_ceil(self.part(part_s)),
+            interval_us: self.interval_us,
+            priority: self.priority,
+            bins_us: self.bins_us,
+            break_us: self.break_us,
+        }
+    }
 }
 
-/// Single latencies that cyclictest records at most; it counts the others.
+/// How tests measure: figures of tests that differ in one of these can't be compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TestParameters {
+    /// Wake-ups of each thread, or else for a time.
+    pub loops: Option<u64>,
+    /// That time.
+    pub seconds: Option<u64>,
+    /// In so many parts: each starts cyclictest and its load anew.
+    pub parts: u64,
+    /// Time between two wake-ups in µs.
+    pub interval_us: u64,
+    /// `SCHED_FIFO` priority of the threads.
+    pub priority: u8,
+    /// Where the histogram ends.
+    pub bins_us: u64,
+    /// A latency above this ended the test.
+    pub break_us: Option<u64>,
+}
+
+impl TestParameters {
+    /// Its length for people, as `24 h`.
+    #[must_use]
+    pub fn length(&self) -> String {
+        match (self.loops, self.seconds.unwrap_or_default()) {
+            (Some(loops), _) => format!("{loops} wake-ups"),
+            (None, seconds) if seconds >= 3600 && seconds % 3600 == 0 => {
+                format!("{} h", seconds / 3600)
+            }
+            (None, seconds) if seconds >= 60 && seconds % 60 == 0 => {
+                format!("{} min", seconds / 60)
+            }
+            (None, seconds) => format!("{seconds} s"),
+        }
+    }
+}
+
+/// Single latencies that cyclictest records at most, the first ones of a part; it counts the others.
 pub(super) const SPIKES_MAX: usize = 1024;
 
 /// cyclictest's own: each thread is woken by so much more seldom than the one before it.
@@ -317,6 +381,20 @@ mod tests {
         assert_eq!(part(0), Some(Length::Loops(1_000)));
         assert_eq!(part(2_000), Some(Length::Loops(500)));
         assert_eq!(part(2_500), None);
+        let of = |test: &Test, part_s| {
+            let parameters = test.parameters(part_s);
+            (parameters.parts, parameters.length())
+        };
+        assert_eq!(of(&test(), 4), (3, "10 s".to_owned()));
+        assert_eq!(of(&loops, 1), (3, "2500 wake-ups".to_owned()));
+        for (seconds, length) in [(86_400, "24 h"), (5_400, "90 min"), (61, "61 s")] {
+            let length_s = Length::Seconds(seconds);
+            let long = Test {
+                length: length_s,
+                ..test()
+            };
+            assert_eq!(of(&long, seconds), (1, length.to_owned()));
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use vcpufreq_device::host::CpuList;
 
 use super::{
-    cyclictest::Latencies,
+    cyclictest::{Latencies, TestParameters},
     machine::MeasuredHost,
     script::{Hackbench, TestLoad},
     spikes::Spikes,
@@ -47,6 +47,12 @@ pub struct Conditions {
     pub cpus: CpuList,
     /// Those that had the load.
     pub others: CpuList,
+    /// The guest's CPUs that were measured.
+    pub guest_cpus: Option<CpuList>,
+    /// Those of the guest that had the load.
+    pub guest_others: Option<CpuList>,
+    /// How each test measured.
+    pub test: TestParameters,
     /// stress-ng's share of each of them.
     pub load_percent: u8,
     /// stress-ng's `SCHED_FIFO` priority.
@@ -89,7 +95,7 @@ pub struct TestRun {
     pub place: TestPlace,
     /// Beside which load.
     pub load: TestLoad,
-    /// The command line that measured.
+    /// The command line that measured its first part.
     pub command: String,
     /// Of each CPU.
     pub latencies: Vec<Latencies>,
@@ -97,8 +103,8 @@ pub struct TestRun {
     pub due: Vec<u64>,
     /// The latencies above a bound, if there is one.
     pub spikes: Option<Spikes>,
-    /// Parts that were measured again, because the guest's shell was lost.
-    pub lost_parts: u64,
+    /// How often a part was lost with the guest's shell, and measured again.
+    pub losses: u64,
     /// What held the host's CPUs down meanwhile.
     #[serde(flatten)]
     pub held: RunCaps,
@@ -112,7 +118,7 @@ impl TestRun {
     }
 
     /// The first CPU with fewer wake-ups than are due; a test without any is one, too.
-    fn incomplete(&self) -> Option<String> {
+    pub(super) fn incomplete(&self) -> Option<String> {
         let name = self.name();
         if self.latencies.is_empty() {
             return Some(format!("{name}: nothing was measured"));
@@ -224,6 +230,17 @@ mod tests {
             profile: None,
             cpus: "3".parse().unwrap(),
             others: "0-2".parse().unwrap(),
+            guest_cpus: None,
+            guest_others: None,
+            test: TestParameters {
+                loops: None,
+                seconds: Some(10),
+                parts: 1,
+                interval_us: 1000,
+                priority: 90,
+                bins_us: 400,
+                break_us: None,
+            },
             load_percent: 60,
             stress_fifo: None,
             hackbench: Hackbench::default(),
@@ -246,7 +263,7 @@ mod tests {
             latencies: vec![latencies],
             due: vec![10],
             spikes: None,
-            lost_parts: 0,
+            losses: 0,
             held: RunCaps::default(),
         };
         LatencyReport::new(conditions, budget_us, (vec![run], 0))
@@ -324,11 +341,20 @@ mod tests {
         assert_eq!(here.verdict, LatencyVerdict::Kept);
         let text = here.text();
         for line in [
-            "published: host, idle: at most 6 µs (board, 24 h; a guide); here 20 µs\n",
+            "published: host, idle: at most 6 µs (board, 24 h; a guide); here 20 µs (CPU 3, 10 s, \
+             kernel 7.2)\n",
             "published: guest, stress: at most 9 µs (board, 24 h; a guide); not measured here\n",
         ] {
             assert!(text.contains(line), "{text}");
         }
+        let mut loaded = with(None);
+        loaded.conditions.published[0].load = "stress".to_owned();
+        loaded.conditions.stress_fifo = Some(1);
+        (loaded.runs[0].load, loaded.runs[0].due[0]) = (TestLoad::Stress, 11);
+        let line = "here 20 µs so far (CPU 3, 10 s, kernel 7.2, stress-ng at 60 % with SCHED_FIFO \
+                    1)\n";
+        let text = loaded.text();
+        assert!(text.contains(line), "{text}");
         let emulated = with(Some("it is the lab")).text();
         let line = "at most 6 µs (board, 24 h; a guide); figures here are no hardware's\n";
         assert!(emulated.contains(line), "{emulated}");
@@ -337,7 +363,7 @@ mod tests {
     #[test]
     fn single_latencies_and_lost_parts_have_a_line() {
         let text = changed(|run| {
-            run.lost_parts = 2;
+            run.losses = 2;
             run.spikes = Some(Spikes {
                 above_us: 10,
                 count: 1,
@@ -346,7 +372,7 @@ mod tests {
         })
         .text();
         assert!(text.contains("host, idle: 1 above 10 µs\n"), "{text}");
-        let lost = "host, idle: 2 parts were measured again, as the guest's shell was lost\n";
+        let lost = "host, idle: parts were measured again 2 times, as the guest's shell was lost\n";
         assert!(text.contains(lost), "{text}");
     }
 

@@ -3,7 +3,10 @@
 
 use std::fmt::Write as _;
 
-use super::report::{LatencyReport, LatencyVerdict, TestRun};
+use super::{
+    report::{LatencyReport, LatencyVerdict, TestRun},
+    script::TestLoad,
+};
 use crate::published::PublishedMaximum;
 
 impl LatencyReport {
@@ -58,14 +61,24 @@ impl LatencyReport {
         text + &self.verdict_line() + "\n"
     }
 
-    /// A published maximum, beside this report's own.
+    /// A published maximum, beside this report's own and what that depends on: a longer test, or
+    /// another CPU, finds longer latencies.
     fn beside(&self, one: &PublishedMaximum) -> String {
         let of = |run: &&TestRun| run.place.name() == one.place && run.load.name() == one.load;
-        let own = self.runs.iter().filter(of).flat_map(|run| &run.latencies);
-        let own = own.map(|latencies| latencies.max_us).max();
-        let here = match (&self.conditions.machine.emulated, own) {
+        let own = self.runs.iter().filter(of);
+        let own = own.flat_map(|run| run.latencies.iter().map(move |one| (run, one)));
+        let longest = own.max_by_key(|(_, latencies)| latencies.max_us);
+        let here = match (&self.conditions.machine.emulated, longest) {
             (Some(_), _) => "figures here are no hardware's".to_owned(),
-            (None, Some(us)) => format!("here {us} µs"),
+            (None, Some((run, longest))) => {
+                let so_far = run.incomplete().map_or("", |_| " so far");
+                format!(
+                    "here {} µs{so_far} (CPU {}, {})",
+                    longest.max_us,
+                    longest.cpu,
+                    self.own_conditions(run)
+                )
+            }
             (None, None) => "not measured here".to_owned(),
         };
         let PublishedMaximum {
@@ -76,6 +89,21 @@ impl LatencyReport {
             source,
         } = one;
         format!("{place}, {load}: at most {max_us} µs ({conditions}; {source}); {here}")
+    }
+
+    /// What published figures name of theirs: time, kernel, load.
+    fn own_conditions(&self, run: &TestRun) -> String {
+        let conditions = &self.conditions;
+        let load = match (run.load, conditions.stress_fifo) {
+            (TestLoad::Stress, Some(priority)) => format!(
+                ", stress-ng at {} % with SCHED_FIFO {priority}",
+                conditions.load_percent
+            ),
+            (TestLoad::Stress, None) => format!(", stress-ng at {} %", conditions.load_percent),
+            _ => String::new(),
+        };
+        let (length, kernel) = (conditions.test.length(), &conditions.machine.kernel);
+        format!("{length}, kernel {kernel}{load}")
     }
 }
 
@@ -108,11 +136,11 @@ fn rows(run: &TestRun) -> String {
 /// What else there is to know about a run.
 fn lines(run: &TestRun) -> Vec<String> {
     let spikes = run.spikes.iter().map(|spikes| spikes.line());
-    let lost = match run.lost_parts {
+    let lost = match run.losses {
         0 => None,
         1 => Some("a part was measured again, as the guest's shell was lost".to_owned()),
-        lost => Some(format!(
-            "{lost} parts were measured again, as the guest's shell was lost"
+        losses => Some(format!(
+            "parts were measured again {losses} times, as the guest's shell was lost"
         )),
     };
     run.held

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Single latencies above a bound, as `cyclictest --spike` records them: when, how long, on which
-//! CPU.
+//! CPU. It records the first ones of each part; of all parts the longest are kept, so that a part
+//! with many hides no longer one of another.
+
+use std::cmp::Reverse;
 
 use serde::Serialize;
 
@@ -24,7 +27,7 @@ pub struct Spikes {
     pub above_us: u64,
     /// How many were above it.
     pub count: u64,
-    /// The first of them.
+    /// The longest of those that were recorded, in order of time.
     pub recorded: Vec<Spike>,
 }
 
@@ -50,33 +53,39 @@ impl Spikes {
     /// Adds those of another part of the test.
     pub fn add(&mut self, part: Self) {
         self.count = self.count.saturating_add(part.count);
-        let room = SPIKES_MAX.saturating_sub(self.recorded.len());
-        self.recorded.extend(part.recorded.into_iter().take(room));
+        let mut all = std::mem::take(&mut self.recorded);
+        all.extend(part.recorded);
+        self.recorded = longest(all, SPIKES_MAX);
     }
 
-    /// A line for people, with the first ones.
+    /// A line for people, with the longest ones.
     #[must_use]
     pub fn line(&self) -> String {
         const SHOWN: usize = 5;
         let Self {
             above_us, count, ..
         } = self;
-        let first: Vec<String> = (self.recorded.iter().take(SHOWN))
+        let shown: Vec<String> = (longest(self.recorded.clone(), SHOWN).iter())
             .map(|one| {
                 let (s, us) = (one.at_us / 1_000_000, one.at_us % 1_000_000);
                 format!("{} µs on CPU {} at {s}.{us:06} s", one.latency_us, one.cpu)
             })
             .collect();
-        let rest = match self.recorded.len() > SHOWN {
-            true => ", and so on",
-            false => "",
+        let lead = match (shown.is_empty(), self.recorded.len() > SHOWN) {
+            (true, _) => "",
+            (false, true) => ", the longest: ",
+            (false, false) => ": ",
         };
-        let colon = if first.is_empty() { "" } else { ": " };
-        format!(
-            "{count} above {above_us} µs{colon}{}{rest}",
-            first.join(", ")
-        )
+        format!("{count} above {above_us} µs{lead}{}", shown.join(", "))
     }
+}
+
+/// So many of them at most, the longest, in order of time.
+fn longest(mut spikes: Vec<Spike>, most: usize) -> Vec<Spike> {
+    spikes.sort_by_key(|one| Reverse(one.latency_us));
+    spikes.truncate(most);
+    spikes.sort_by_key(|one| one.at_us);
+    spikes
 }
 
 /// `T: 0 Spike:     105: TS:   1234567890`, of one of these CPUs' threads.
@@ -151,5 +160,14 @@ mod tests {
         assert_eq!((spikes.count, spikes.recorded.len()), (6000, 1024));
         spikes.add(Spikes::parse(TEXT, &test()).unwrap());
         assert_eq!((spikes.count, spikes.recorded.len()), (6002, 1024));
+        // A later one that is longer takes the place of an early one.
+        let last = spikes.recorded.last().unwrap();
+        assert_eq!((last.latency_us, last.at_us), (220, 1_300_000_000));
+        let line = spikes.line();
+        assert!(line.starts_with("6002 above 100 µs, the longest: 105 µs on CPU 3 at 0.000001 s"));
+        assert!(
+            line.ends_with(", 220 µs on CPU 3 at 1300.000000 s"),
+            "{line}"
+        );
     }
 }

@@ -74,8 +74,9 @@ pub struct ReportArgs {
     /// Measure each test so many times: with more than one, rt compare knows the spread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub draws: u64,
-    /// Measure a longer test in parts of this time: --out and --html have each one that is complete,
-    /// and a lost guest shell costs one part
+    /// Measure a longer test in parts of this time, each of which starts cyclictest and its load
+    /// anew: --out and --html have each one that is complete, and a lost guest shell costs one. For
+    /// one part, as the boards' guides measure, take that of --time
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = seconds)]
     pub part: u64,
     /// Time between two wake-ups, µs
@@ -93,7 +94,7 @@ pub struct ReportArgs {
     /// End a test at the first latency above this, µs
     #[arg(long, value_name = "US")]
     pub break_us: Option<u64>,
-    /// Record each latency above this, µs
+    /// Record single latencies above this, µs: the first 1024 of each part, the longest of a test
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=60_000_000))]
     pub spike_us: Option<u64>,
     /// Write the JSON into this file, after each part

@@ -104,7 +104,7 @@ impl ReportSession<'_> {
                     latencies: Vec::new(),
                     due: Vec::new(),
                     spikes: None,
-                    lost_parts: 0,
+                    losses: 0,
                     held: RunCaps::default(),
                 });
                 self.test((test, *load, draw), written, run)?;
@@ -131,7 +131,7 @@ impl ReportSession<'_> {
             })?;
             let Some(so_far) = written.last() else { break };
             let Some(text) = text else {
-                so_far.lost_parts += 1;
+                so_far.losses += 1;
                 lost += 1;
                 if lost == LOST_MAX {
                     bail!(
