@@ -11,6 +11,8 @@ fn main() {
     println!("cargo::rerun-if-changed=bpf");
     println!("cargo::rerun-if-changed=abi");
     println!("cargo::rerun-if-env-changed=CLANG");
+    // For the makefile, which has it from the environment.
+    println!("cargo::rerun-if-env-changed=BPF_INCLUDE");
     if let Err(why) = compile() {
         println!("cargo::error={why}");
     }

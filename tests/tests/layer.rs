@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The Yocto layer contrib/meta-vcpufreq:
 //! - its list of crates is that of Cargo.lock
-//! - each profile that it chooses for a machine is a shipped one
+//! - each profile that it chooses for a machine is a shipped one, and local.conf can choose another
+//! - BPF programs are compiled with the target's headers before the build machine's
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const LAYER: &str = "contrib/meta-vcpufreq";
 
@@ -57,15 +59,49 @@ fn the_crates_are_those_of_the_lock() {
 fn the_profiles_are_shipped() {
     let recipe = "recipes-vcpufreq/vcpufreq-rt-profile/vcpufreq-rt-profile_0.1.0.bb";
     let recipe = text(&format!("{LAYER}/{recipe}"));
-    let lines = recipe
-        .lines()
-        .filter_map(|line| line.strip_prefix("VCPUFREQ_RT_PROFILE"));
-    let names: Vec<&str> = lines.filter_map(|line| line.split('"').nth(1)).collect();
-    assert_eq!(names.len(), 5);
+    let of = |start: &str| {
+        let lines = recipe.lines().filter_map(|line| line.strip_prefix(start));
+        let values = lines.filter_map(|line| line.split('"').nth(1));
+        values.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let names = of("VCPUFREQ_RT_MACHINE_PROFILE:");
+    assert_eq!(names.len(), 4);
+    // A value with an override would come before local.conf's, which has none.
+    assert_eq!(
+        of("VCPUFREQ_RT_PROFILE ?= "),
+        ["${VCPUFREQ_RT_MACHINE_PROFILE}"]
+    );
+    assert!(of("VCPUFREQ_RT_PROFILE:").is_empty());
     for name in names {
         assert!(
             root().join(format!("rt/profiles/{name}.toml")).exists(),
             "{name}"
         );
+    }
+}
+
+#[test]
+fn bpf_programs_have_the_targets_headers_first() {
+    let recipe = text(&format!(
+        "{LAYER}/recipes-vcpufreq/vcpufreq/vcpufreq_0.1.0.bb"
+    ));
+    assert!(recipe.contains("export BPF_INCLUDE = \"${STAGING_INCDIR}\"\n"));
+    assert!(text("host-bpf/build.rs").contains("rerun-if-env-changed=BPF_INCLUDE"));
+    let printed = Command::new("make")
+        .args(["--silent", "--dry-run", "-C"])
+        .arg(root().join("host-bpf/bpf"))
+        .args(["all", "OUT=/nowhere"])
+        .env("BPF_INCLUDE", "/sysroot/usr/include")
+        .output();
+    let printed = String::from_utf8(printed.expect("make").stdout).expect("text");
+    let commands: Vec<&str> = printed.lines().collect();
+    assert_eq!(commands.len(), 3, "{printed}");
+    for command in commands {
+        let at = |part: &str| {
+            command
+                .find(part)
+                .unwrap_or_else(|| panic!("{part}: {command}"))
+        };
+        assert!(at("-isystem /sysroot/usr/include ") < at("-idirafter /usr/include/"));
     }
 }

@@ -11,23 +11,24 @@ LIC_FILES_CHKSUM = "\
 "
 CVE_PRODUCT = "vcpufreq"
 
-SRC_URI = "file://vcpufreq-rt.service"
+SRC_URI = "file://vcpufreq-rt.service file://after-rt.conf"
 
 S = "${UNPACKDIR}"
 
 inherit systemd
 
-# Machines of meta-qcom with a CPU for real-time tasks (QCOM_RT_CPU).
+# Machines of meta-qcom that a profile is for.
 COMPATIBLE_MACHINE = "^(qcm6490|qcs615|qcs8300|qcs9100)$"
 
 PACKAGE_ARCH = "${MACHINE_ARCH}"
 
-# Of the profiles that "vcpufreq rt profiles" lists, or a file's path.
-VCPUFREQ_RT_PROFILE ?= "kvm-rt"
-VCPUFREQ_RT_PROFILE:qcm6490 ?= "qcs6490"
-VCPUFREQ_RT_PROFILE:qcs615 ?= "iq-615"
-VCPUFREQ_RT_PROFILE:qcs8300 ?= "iq-8275"
-VCPUFREQ_RT_PROFILE:qcs9100 ?= "iq-9075"
+VCPUFREQ_RT_MACHINE_PROFILE:qcm6490 = "qcs6490"
+VCPUFREQ_RT_MACHINE_PROFILE:qcs615 = "iq-615"
+VCPUFREQ_RT_MACHINE_PROFILE:qcs8300 = "iq-8275"
+VCPUFREQ_RT_MACHINE_PROFILE:qcs9100 = "iq-9075"
+# Of the profiles that "vcpufreq rt profiles" lists, or a file's path. Without an override, which
+# would come before local.conf's.
+VCPUFREQ_RT_PROFILE ?= "${VCPUFREQ_RT_MACHINE_PROFILE}"
 # The guest's name, as in "vcpufreq@NAME".
 VCPUFREQ_RT_GUEST ?= "guest"
 
@@ -38,6 +39,9 @@ do_install() {
     printf 'profile = "%s"\n\n[guest]\n%s = "%s"\n' "${VCPUFREQ_RT_PROFILE}" \
         "${VCPUFREQ_RT_GUEST}" "${QCOM_RT_CPU}" > ${D}${sysconfdir}/vcpufreq/rt.toml
     install -m 0644 ${S}/vcpufreq-rt.service ${D}${systemd_system_unitdir}/
+    # Guests, which "vcpufreq" has, start on CPUs that are set apart.
+    install -d ${D}${systemd_system_unitdir}/vcpufreq@.service.d
+    install -m 0644 ${S}/after-rt.conf ${D}${systemd_system_unitdir}/vcpufreq@.service.d/
 }
 
 FILES:${PN} += "${systemd_system_unitdir}"

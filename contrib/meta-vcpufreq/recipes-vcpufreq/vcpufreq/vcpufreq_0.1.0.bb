@@ -21,6 +21,8 @@ require ${BPN}-crates.inc
 # The path "bpf" needs libbpf, which meta-oe has.
 PACKAGECONFIG ??= "${@bb.utils.contains('BBFILE_COLLECTIONS', 'openembedded-layer', 'bpf', '', d)}"
 PACKAGECONFIG[bpf] = ",,clang-native elfutils libbpf zlib zstd"
+# clang compiles for BPF, and knows no sysroot: else it would find the build machine's headers.
+export BPF_INCLUDE = "${STAGING_INCDIR}"
 CARGO_BUILD_FLAGS += "--package vcpufreq --bin vcpufreq"
 CARGO_BUILD_FLAGS += "${@bb.utils.contains('PACKAGECONFIG', 'bpf', '', '--no-default-features', d)}"
 
@@ -35,5 +37,5 @@ do_install:append() {
 }
 
 FILES:${PN} += "${systemd_system_unitdir}"
-# Measures, for "vcpufreq rt report".
-RRECOMMENDS:${PN} += "rt-tests stress-ng"
+# Measure, for "vcpufreq rt report".
+RRECOMMENDS:${PN} += "iputils-ping rt-tests stress-ng"
