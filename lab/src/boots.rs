@@ -124,7 +124,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(Long, 70, "2+2", &["rt-settings:kills"])
+        ..boot(Long, 150, "2+2", &["rt-settings:kills"])
     },
     // Its init system is systemd.
     boot(Long, 200, "2+2", &["systemd"]),

@@ -64,6 +64,8 @@ const KEPT: &[(&str, &[&str])] = &[
         ],
     ),
 ];
+/// The value of a cgroup that is there.
+const CGROUP: &str = "cgroup";
 /// What changes by itself, or by looking.
 const OWN_WAY: &[&str] = &[
     "ns_last_pid",
@@ -101,6 +103,18 @@ pub fn everything() -> Result<Inventory> {
     Ok(state)
 }
 
+/// The values of some files and cgroups, of those that are there.
+pub fn values_of(paths: &[String]) -> Inventory {
+    let now = paths.iter().filter_map(|path| {
+        let value = match Path::new(path).is_dir() {
+            true => CGROUP.to_owned(),
+            false => sysfs::text(path).ok()?,
+        };
+        Some((path.clone(), value))
+    });
+    now.collect()
+}
+
 fn collect(folder: &Path, ends: &[&str], state: &mut Inventory) {
     let cgroup = folder.starts_with("/sys/fs/cgroup");
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -114,7 +128,7 @@ fn collect(folder: &Path, ends: &[&str], state: &mut Inventory) {
         };
         if kind.is_dir() {
             if cgroup {
-                state.insert(name, "cgroup".to_owned());
+                state.insert(name, CGROUP.to_owned());
             }
             collect(&path, ends, state);
         } else if kind.is_file() && ends.iter().any(|end| name.ends_with(end)) {

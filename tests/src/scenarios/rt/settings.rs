@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq rt` on a real kernel: plan → apply → check → restore leaves everything as before,
 //! also when a file refuses the write, and after another boot; `rt-settings:kills`: also when apply
-//! or restore is killed at any line.
+//! or restore is killed at each second line.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::impostors;
-use super::inventory::{Inventory, changes, everything};
+use super::inventory::{Inventory, changes, everything, values_of};
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
 use crate::harness::rt_command::{CONFIG, NOBODY, command, json_of, output, succeeded};
@@ -239,7 +239,7 @@ fn with_performance(before: &Inventory, cpu: u32) -> Result<bool> {
     Ok(told && everything()? == *before)
 }
 
-/// Kills at each line of output.
+/// Kills at each second line of output.
 #[derive(Debug, Default)]
 struct Killed {
     times: usize,
@@ -258,23 +258,30 @@ impl Killed {
     }
 }
 
-/// Kills `line` after each of its lines of output in turn, then restores.
+/// Kills `line` after each second of its lines of output in turn, then restores. In between, what apply
+/// changes is compared; at the end, everything: what is left once, the next apply records as old.
 fn killed(before: &Inventory, prepare: &[&str], line: &[&str]) -> Result<Killed> {
     let mut killed = Killed::default();
     succeeded(&["apply", "--config", CONFIG])?;
-    let all = changes(before, &everything()?).len();
+    let mut paths = changes(before, &everything()?);
     succeeded(&["restore"])?;
-    for lines in 1.. {
+    // Not the threads.
+    paths.retain(|path| path.starts_with('/'));
+    let own = before.iter().filter(|(path, _)| paths.contains(path));
+    let own_before: Inventory = own
+        .map(|(path, text)| (path.clone(), text.clone()))
+        .collect();
+    for lines in (1..).step_by(2) {
         if !prepare.is_empty() {
             succeeded(prepare)?;
         }
         let ended = kill_after(line, lines)?;
-        let changed = changes(before, &everything()?).len();
-        killed.in_the_middle += usize::from(changed > 0 && changed < all);
+        let changed = changes(&own_before, &values_of(&paths)).len();
+        killed.in_the_middle += usize::from(changed > 0 && changed < paths.len());
         succeeded(&["restore"])?;
-        let left = changes(before, &everything()?);
-        killed.left.extend(left);
+        killed.left.extend(changes(&own_before, &values_of(&paths)));
         if ended {
+            killed.left.extend(changes(before, &everything()?));
             return Ok(killed);
         }
         killed.times += 1;
