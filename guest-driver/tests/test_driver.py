@@ -319,17 +319,18 @@ def ceilings(guest, known):
         return fake(guest, "asked_ceilings")[0] - before
 
     def renewals_of_two_cpus():
-        """Ceilings of a domain in each 4 ms in which both of its CPUs are busy, about."""
-        def seen():
-            uptime = float(guest.run("busybox cut -d ' ' -f 1 /proc/uptime"))
-            return uptime, sum(fake(guest, "asked_ceilings")[:2])
-
-        start, before = seen()
+        """Ceilings of a domain for each 4 ms in which both of its CPUs are busy, about."""
+        uptime = "busybox cut -d ' ' -f 1 /proc/uptime"
+        count = f"busybox cat {FAKE}/asked_ceilings"
         loop = "busybox timeout 0.4 sh -c 'while :; do :; done'"
-        guest.run(f"busybox taskset 1 {loop} & busybox taskset 2 {loop}; wait")
-        end, after = seen()
+        # In one command: between two, time passes as it likes.
+        text = guest.run(f"{uptime}; {count}; busybox taskset 1 {loop} & busybox taskset 2 {loop}; "
+                         f"wait; {count}; {uptime}")
+        # The shell says that the loops were ended.
+        start, before, *_, after, end = text.splitlines()
+        before, after = (sum(int(n) for n in of.split(",")[:2]) for of in (before, after))
         # The governor's own requests are some more.
-        return (after - before - 20) / ((end - start) * 250)
+        return (after - before - 20) / ((float(end) - float(start)) * 250)
 
     # The system's maximum can't be below its minimum.
     guest.run("echo 0 > /proc/sys/kernel/sched_util_clamp_min")
