@@ -6,12 +6,13 @@
 #[cfg(feature = "host")]
 mod fake_host;
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[cfg(feature = "host")]
 pub use fake_host::FakeHost;
 
+use crate::limit::Clock;
 use crate::policy::{Clamp, PcpuPerf};
 use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
 use crate::units::{DomainId, VcpuId};
@@ -36,6 +37,23 @@ pub struct FixedSource(Mutex<Option<PcpuPerf>>);
 pub struct RecordingEvents {
     events: Mutex<Vec<Event>>,
     paused: AtomicBool,
+}
+
+/// A clock that stands still until a test moves it. All clones show the same time.
+#[derive(Clone, Debug, Default)]
+pub struct ManualClock(Arc<AtomicU64>);
+
+impl ManualClock {
+    /// Lets so many nanoseconds pass.
+    pub fn advance(&self, ns: u64) {
+        self.0.fetch_add(ns, SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now_ns(&self) -> u64 {
+        self.0.load(SeqCst)
+    }
 }
 
 impl RecordingActuator {

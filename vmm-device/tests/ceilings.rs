@@ -8,10 +8,9 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
+use vcpufreq_device::fakes::{FixedSource, ManualClock, RecordingActuator, RecordingEvents};
 use vcpufreq_device::*;
 
 const ONE: VcpuId = VcpuId(0);
@@ -26,15 +25,7 @@ struct Bench {
     device: Device<Arc<RecordingActuator>, FixedSource, Arc<RecordingEvents>>,
     actuator: Arc<RecordingActuator>,
     events: Arc<RecordingEvents>,
-    time_ns: Arc<AtomicU64>,
-}
-
-struct Hands(Arc<AtomicU64>);
-
-impl Clock for Hands {
-    fn now_ns(&self) -> u64 {
-        self.0.load(SeqCst)
-    }
+    clock: ManualClock,
 }
 
 impl Bench {
@@ -54,7 +45,7 @@ impl Bench {
             ..DeviceConfig::new(vec![spec])
         };
         let (actuator, events) = (Arc::default(), Arc::default());
-        let time_ns = Arc::new(AtomicU64::new(0));
+        let clock = ManualClock::default();
         let ports = (
             Arc::clone(&actuator),
             FixedSource::default(),
@@ -62,10 +53,10 @@ impl Bench {
         );
         let device = Device::new(config, ports.0, ports.1, ports.2).unwrap();
         Self {
-            device: device.with_clock(Hands(time_ns.clone())),
+            device: device.with_clock(clock.clone()),
             actuator,
             events,
-            time_ns,
+            clock,
         }
     }
 
@@ -76,7 +67,7 @@ impl Bench {
 
     /// Lets time pass; how long the ceiling still holds.
     fn pass(&self, ms: u64) -> Option<u64> {
-        self.time_ns.fetch_add(ms * MS, SeqCst);
+        self.clock.advance(ms * MS);
         let left = self.device.lift_ceilings()?;
         Some(u64::try_from(left.as_millis()).unwrap())
     }

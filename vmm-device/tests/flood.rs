@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use vcpufreq_device::fakes::FixedSource;
+use vcpufreq_device::fakes::{FixedSource, ManualClock};
 use vcpufreq_device::*;
 
 /// To each of the two devices.
@@ -66,23 +66,14 @@ impl Random {
     }
 }
 
-/// A clock that the test moves.
-struct Hands(Arc<AtomicU64>);
-
-impl Clock for Hands {
-    fn now_ns(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-}
-
 type MoodyDevice = Device<Moody, FixedSource, NoEvents>;
 
-/// A device, and the hands of its clock.
+/// A device, and its clock.
 fn device(
     mode: ClampMode,
     visibility: CurPerfVisibility,
     rate_limit: Option<RateLimit>,
-) -> (MoodyDevice, Arc<AtomicU64>) {
+) -> (MoodyDevice, ManualClock) {
     let table = PerfTable::try_from(vec![Khz(1), Khz(1000), Khz(u32::MAX)]).expect("a sound table");
     let spec = |vcpu: u16| VcpuSpec {
         table: table.clone(),
@@ -107,9 +98,9 @@ fn device(
         calls: AtomicU64::new(0),
     };
     let device = Device::new(config, moody, FixedSource::new(pcpu), NoEvents);
-    let hands = Arc::new(AtomicU64::new(0));
+    let clock = ManualClock::default();
     let device = device.expect("a sound device");
-    (device.with_clock(Hands(hands.clone())), hands)
+    (device.with_clock(clock.clone()), clock)
 }
 
 /// Resident memory of this process, in pages.
@@ -145,7 +136,7 @@ fn access(region: &MmioRegion<Moody, FixedSource, NoEvents>, random: &mut Random
 }
 
 /// Makes all accesses; what was counted of each vCPU, when no request waits any more.
-fn hammered((device, hands): (MoodyDevice, Arc<AtomicU64>)) -> Vec<CounterSnapshot> {
+fn hammered((device, clock): (MoodyDevice, ManualClock)) -> Vec<CounterSnapshot> {
     let region = MmioRegion::new(Arc::new(device));
     let device = region.device();
     let mut random = Random(0x00c0_ffee);
@@ -155,7 +146,7 @@ fn hammered((device, hands): (MoodyDevice, Arc<AtomicU64>)) -> Vec<CounterSnapsh
             before = resident_pages();
         }
         access(&region, &mut random);
-        hands.fetch_add(ACCESS_NS, Relaxed);
+        clock.advance(ACCESS_NS);
         if n % TURN == 0 {
             device.apply_deferred();
             device.lift_ceilings();
@@ -164,7 +155,7 @@ fn hammered((device, hands): (MoodyDevice, Arc<AtomicU64>)) -> Vec<CounterSnapsh
     let grown = resident_pages().saturating_sub(before);
     assert!(grown <= 16, "grew by {grown} pages");
     while let Some(wait) = device.apply_deferred() {
-        hands.fetch_add(u64::try_from(wait.as_nanos()).expect("short"), Relaxed);
+        clock.advance(u64::try_from(wait.as_nanos()).expect("short"));
     }
     assert!(device.accesses_outside() > 1000);
     let counters = (0..VCPUS).map(|vcpu| device.counters(VcpuId(vcpu)));

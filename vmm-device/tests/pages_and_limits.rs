@@ -9,10 +9,10 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
-use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
+use vcpufreq_device::fakes::{FixedSource, ManualClock, RecordingActuator, RecordingEvents};
 use vcpufreq_device::*;
 
 const TABLE: [u32; 3] = [600_000, 1_200_000, 1_800_000];
@@ -25,16 +25,7 @@ struct Bench {
     actuator: Arc<RecordingActuator>,
     source: Arc<FixedSource>,
     events: Arc<RecordingEvents>,
-    time_ns: Arc<AtomicU64>,
-}
-
-/// A clock that a test sets.
-struct Hands(Arc<AtomicU64>);
-
-impl Clock for Hands {
-    fn now_ns(&self) -> u64 {
-        self.0.load(SeqCst)
-    }
+    clock: ManualClock,
 }
 
 fn at(khz: u32) -> PcpuPerf {
@@ -65,15 +56,15 @@ fn bench(visibility: CurPerfVisibility, rate_limit: Option<RateLimit>) -> Bench 
     let actuator = Arc::new(RecordingActuator::default());
     let source = Arc::new(FixedSource::new(at(1_200_000)));
     let events = Arc::new(RecordingEvents::default());
-    let time_ns = Arc::new(AtomicU64::new(0));
+    let clock = ManualClock::default();
     let ports = (actuator.clone(), source.clone(), events.clone());
     let device = FakeDevice::new(config, ports.0, ports.1, ports.2).unwrap();
     Bench {
-        device: Arc::new(device.with_clock(Hands(time_ns.clone()))),
+        device: Arc::new(device.with_clock(clock.clone())),
         actuator,
         source,
         events,
-        time_ns,
+        clock,
     }
 }
 
@@ -108,7 +99,7 @@ impl Bench {
     }
 
     fn pass(&self, ns: u64) {
-        self.time_ns.fetch_add(ns, SeqCst);
+        self.clock.advance(ns);
     }
 
     /// uclamp.min of everything applied.
