@@ -4,9 +4,9 @@
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
 
+use vcpufreq_device::DomainId;
 use vcpufreq_device::host::SysfsSource;
 use vcpufreq_device::kvm::BridgeDevice;
-use vcpufreq_device::{ClampMode, DomainId};
 
 use crate::{ActuateBy, HostModule, PcpuFacts, VcpuPolicy};
 
@@ -53,11 +53,7 @@ pub(super) fn policies(
     let policy = |spec: &vcpufreq_device::VcpuSpec| VcpuPolicy {
         spec: spec.clone(),
         domain: u32::try_from(domains.partition_point(|id| *id < spec.domain)).unwrap_or(u32::MAX),
-        clamp: match actuate {
-            // The service's scheduler has no upper clamp.
-            ActuateBy::Scx => ClampMode::Floor,
-            _ => config.mode,
-        },
+        clamp: config.mode,
         headroom: config.headroom,
         visibility: config.visibility,
         actuate,
