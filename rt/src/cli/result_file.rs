@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A file for a result. It has the result as a whole: who reads it meanwhile finds the old or the new
-//! one. Root may write one into a folder of another user, who can put anything at a name.
+//! A file for a result. It has the result as a whole: a reader finds the old one or the new one. Root
+//! may write one into a folder in which another user can make any file.
 
 use std::{
     ffi::OsString,
