@@ -301,18 +301,12 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     fn limited_request(&self, domain: &Domain, request: Request) {
         let now = self.clock.0.now_ns();
         if self.take_token(domain, request, now).is_ok() {
-            self.publish(domain, request);
+            self.publish(domain, request, now);
             return self.apply_pending(domain, now);
         }
-        // Nor is it a ceiling when it has one: the guest has written it again by then.
-        let ceiling_ms = 0;
-        self.publish(
-            domain,
-            Request {
-                ceiling_ms,
-                ..request
-            },
-        );
+        // It is no ceiling, also when it has one later: the guest has renewed that by then.
+        let floor = Request::without_ceiling(request.vcpu, request.by, request.khz);
+        self.publish(domain, floor, now);
         domain.defer();
         self.count(&Event::Limited {
             vcpu: request.vcpu,
@@ -330,8 +324,9 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     pub(crate) fn request(&self, domain: &Domain, request: Request) {
-        self.publish(domain, request);
-        self.apply_pending(domain, self.clock.0.now_ns());
+        let now = self.clock.0.now_ns();
+        self.publish(domain, request, now);
+        self.apply_pending(domain, now);
     }
 
     /// Puts requests into force that arrived at `now`, in ns of the clock.
@@ -354,18 +349,14 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    fn publish(&self, domain: &Domain, request: Request) {
+    fn publish(&self, domain: &Domain, request: Request, now: u64) {
         self.of(request).requests.bump();
-        if let Some(older) = domain.publish(request) {
-            self.count(&Event::Superseded {
-                vcpu: older.vcpu,
-                domain: domain.id(),
-            });
+        let published = domain.publish(request, now);
+        let domain = domain.id();
+        if let Some(Request { vcpu, .. }) = published.superseded {
+            self.count(&Event::Superseded { vcpu, domain });
         }
-        let held_ns = u64::from(request.ceiling_ms) * 1_000_000;
-        // Behind the request: the end of an older ceiling would find none.
-        if held_ns != 0 && domain.hold_ceiling(self.clock.0.now_ns() + held_ns) {
-            let domain = domain.id();
+        if published.first_ceiling {
             self.events.record(&Event::Ceiling { domain });
         }
     }

@@ -58,6 +58,15 @@ impl Request {
     }
 }
 
+/// What a new request has changed.
+#[derive(Debug)]
+pub(crate) struct Publication {
+    /// The older request that will now never be put into force.
+    pub superseded: Option<Request>,
+    /// The domain has a ceiling, and had none.
+    pub first_ceiling: bool,
+}
+
 /// One performance domain.
 #[derive(Debug)]
 pub(crate) struct Domain {
@@ -102,9 +111,8 @@ impl Domain {
         self.newest.peek().filter(|_| self.newest.is_pending())
     }
 
-    /// Has the ceiling of the request that was published last hold until then; whether none did
-    /// before.
-    pub fn hold_ceiling(&self, until_ns: u64) -> bool {
+    /// Has the ceiling of the newest request hold until then; whether none did before.
+    fn hold_ceiling(&self, until_ns: u64) -> bool {
         self.ceiling_until.swap(until_ns.max(1), SeqCst) == 0
     }
 
@@ -132,9 +140,16 @@ impl Domain {
         self.newest.peek()
     }
 
-    /// Makes `request` the newest; returns the one that will now never be put into force.
-    pub fn publish(&self, request: Request) -> Option<Request> {
-        self.newest.put(request)
+    /// Makes `request`, which arrived at `now_ns` of the device's clock, the newest.
+    pub fn publish(&self, request: Request, now_ns: u64) -> Publication {
+        let superseded = self.newest.put(request);
+        let held_ns = u64::from(request.ceiling_ms) * 1_000_000;
+        // Behind the request: the end of an older ceiling would not find it.
+        let first_ceiling = held_ns != 0 && self.hold_ceiling(now_ns + held_ns);
+        Publication {
+            superseded,
+            first_ceiling,
+        }
     }
 
     /// Makes `request` the newest unless there has been one; whether it did.
@@ -308,7 +323,7 @@ mod tests {
                         for _ in 0..u32::from(vcpu.0) * (round % 64) {
                             std::hint::spin_loop();
                         }
-                        domain.publish(Request::written(vcpu, Some(vcpu), round));
+                        domain.publish(Request::written(vcpu, Some(vcpu), round), 0);
                         domain.apply_pending(|_, in_force| in_force);
                         meet(writing, 2 * round);
                         if vcpu.0 == 0 && domain.newest.is_pending() {

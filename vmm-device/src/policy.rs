@@ -106,7 +106,8 @@ pub fn entry_within(spec: &VcpuSpec, khz: Khz) -> Khz {
 /// host to the OPP above. A value between two table entries is not rounded here, since the host does
 /// that, by its own OPPs. A clamp ends at 1024: if boost is above that, a request for it is 1024.
 ///
-/// `asked` is no ceiling; one is as in [`ClampMode::Exact`].
+/// In [`ClampMode::Limits`] that is the clamp of a request that is no ceiling. A ceiling has the clamp
+/// of [`ClampMode::Exact`].
 ///
 /// 0 is no request: in all modes the clamp is that of a thread before the first request. A guest
 /// that takes its driver away or suspends leaves neither a floor nor, in [`ClampMode::Exact`], a
