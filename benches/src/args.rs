@@ -57,7 +57,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "path")]
     pub qemu: Option<PathBuf>,
     /// How a request becomes a clamp, as --clamp of vcpufreq run
-    #[arg(long, value_name = "MODE", default_value = "limits", value_parser = ["limits", "floor", "exact"])]
+    #[arg(long, value_name = "MODE", default_value = "ceilings", value_parser = ["ceilings", "floor", "exact"])]
     pub clamp: String,
     /// Measure this scenario alone, or as NAME.CASE one case of it; may be repeated
     #[arg(long, value_name = "NAME")]

@@ -17,12 +17,12 @@
 static __always_inline __u32 request_to_clamp(const struct vcpufreq_bpf_policy *p,
 					      __u32 khz, __u32 *granted)
 {
-	bool limits = p->clamp == VCPUFREQ_BPF_LIMITS;
-	bool exact = p->clamp == VCPUFREQ_BPF_EXACT || (limits && khz > VCPUFREQ_SET_PERF_KHZ);
+	bool ceilings = p->clamp == VCPUFREQ_BPF_CEILINGS;
+	bool exact = p->clamp == VCPUFREQ_BPF_EXACT || (ceilings && khz > VCPUFREQ_SET_PERF_KHZ);
 	__u64 num, den;
 	__u32 min, max;
 
-	if (limits)
+	if (ceilings)
 		khz &= VCPUFREQ_SET_PERF_KHZ;
 	*granted = khz;
 	if (!khz)

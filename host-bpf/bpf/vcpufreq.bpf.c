@@ -295,7 +295,7 @@ static __always_inline void hold_ceiling(struct vcpufreq_bpf_domain *domain,
 
 	if (__sync_lock_test_and_set(&domain->ceiling_until, event.ns + held_ms * 1000000ull))
 		return;
-	event.kind = VCPUFREQ_BPF_CEILING;
+	event.kind = VCPUFREQ_BPF_FIRST_CEILING;
 	bpf_ringbuf_output(&events, &event, sizeof(event), 0);
 }
 
@@ -308,13 +308,13 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 {
 	__u64 now = event->ns, when = limited(v, writer, policy, now);
 	bool by_module = policy->actuator == VCPUFREQ_BPF_KFUNC, moved = false;
-	bool limits = policy->clamp == VCPUFREQ_BPF_LIMITS;
+	bool ceilings = policy->clamp == VCPUFREQ_BPF_CEILINGS;
 	bool own = asks_for_own(event);
 	__u32 granted, last;
 	__u64 before;
 
 	/* When it gets its turn, the guest has written a ceiling again. */
-	if (limits && when)
+	if (ceilings && when)
 		event->khz &= VCPUFREQ_SET_PERF_KHZ;
 	event->clamp = request_to_clamp(policy, event->khz, &granted);
 	if (when) {
@@ -336,7 +336,7 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 		moved = others_changed(writer, event->writer, policy, domain,
 				       bpf_get_current_task_btf(), &before);
 	last = __sync_lock_test_and_set(&domain->clamp, event->clamp);
-	if (limits && event->khz > VCPUFREQ_SET_PERF_KHZ)
+	if (ceilings && event->khz > VCPUFREQ_SET_PERF_KHZ)
 		hold_ceiling(domain, event);
 	if (own)
 		share_request(policy, domain);
@@ -377,7 +377,7 @@ static __always_inline int request(struct vcpufreq_bpf_vm *v, __u32 id,
 	if (!domain)
 		return 0;
 	/* Without ceilings it is a frequency above each maximum. */
-	if (policy->clamp != VCPUFREQ_BPF_LIMITS && khz > VCPUFREQ_SET_PERF_KHZ)
+	if (policy->clamp != VCPUFREQ_BPF_CEILINGS && khz > VCPUFREQ_SET_PERF_KHZ)
 		khz = VCPUFREQ_SET_PERF_KHZ;
 	event.khz = khz;
 	event.domain = policy->domain;

@@ -21,7 +21,7 @@
 enum vcpufreq_bpf_clamp {
 	VCPUFREQ_BPF_FLOOR,	/* uclamp.min */
 	VCPUFREQ_BPF_EXACT,	/* uclamp.min and uclamp.max */
-	VCPUFREQ_BPF_LIMITS,	/* uclamp.min; both for a request that is a ceiling */
+	VCPUFREQ_BPF_CEILINGS,	/* uclamp.min; both for a request that is a ceiling */
 };
 
 /* What a guest reads from cur_perf. */
@@ -122,7 +122,7 @@ enum vcpufreq_bpf_kind {
 	VCPUFREQ_BPF_DEFERRED,	/* the vCPU's last request is, but not before `ns` */
 	VCPUFREQ_BPF_HANDLED,	/* a request, and what became of it */
 	VCPUFREQ_BPF_REFRESH,	/* `others` of the domain has changed */
-	VCPUFREQ_BPF_CEILING,	/* the domain's request is a ceiling too */
+	VCPUFREQ_BPF_FIRST_CEILING,	/* the domain's request is a ceiling too */
 };
 
 /* What became of a request. */

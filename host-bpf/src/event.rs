@@ -104,7 +104,7 @@ pub fn parse(bytes: &[u8]) -> Option<BpfEvent> {
             outcome: *OUTCOMES.get(usize::try_from(word(28)?).ok()?)?,
         }),
         layout::REFRESH => BpfEvent::Refresh(domain),
-        layout::CEILING => BpfEvent::Ceiling(domain),
+        layout::FIRST_CEILING => BpfEvent::Ceiling(domain),
         _ => return None,
     })
 }

@@ -20,7 +20,7 @@ pub(crate) const NO_CLAMP: u32 = u32::MAX;
 
 pub(crate) const CLAMP_FLOOR: u32 = 0;
 pub(crate) const CLAMP_EXACT: u32 = 1;
-pub(crate) const CLAMP_LIMITS: u32 = 2;
+pub(crate) const CLAMP_CEILINGS: u32 = 2;
 pub(crate) const REPORT_EXACT: u32 = 0;
 pub(crate) const REPORT_TABLE: u32 = 1;
 pub(crate) const REPORT_REQUEST: u32 = 2;
@@ -32,7 +32,7 @@ pub(crate) const APPLY: u32 = 0;
 pub(crate) const DEFERRED: u32 = 1;
 pub(crate) const HANDLED: u32 = 2;
 pub(crate) const REFRESH: u32 = 3;
-pub(crate) const CEILING: u32 = 4;
+pub(crate) const FIRST_CEILING: u32 = 4;
 
 /// `struct vcpufreq_bpf_cpu`.
 #[derive(Debug)]

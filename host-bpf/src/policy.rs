@@ -111,7 +111,7 @@ impl VcpuPolicy {
             clamp: match self.clamp {
                 ClampMode::Floor => layout::CLAMP_FLOOR,
                 ClampMode::Exact => layout::CLAMP_EXACT,
-                ClampMode::Limits => layout::CLAMP_LIMITS,
+                ClampMode::Ceilings => layout::CLAMP_CEILINGS,
             },
             visibility: match self.visibility {
                 CurPerfVisibility::Exact => layout::REPORT_EXACT,

@@ -19,7 +19,7 @@ pub enum ClampMode {
     /// [`Device::lift_ceilings`](crate::Device::lift_ceilings). With an actuator that serves its own
     /// vCPU alone it is [`Self::Floor`].
     #[default]
-    Limits,
+    Ceilings,
     /// uclamp.min only: the host runs at least as fast as asked.
     Floor,
     /// uclamp.min and uclamp.max: the host runs exactly as fast as asked.

@@ -93,7 +93,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     ) -> Result<Self, ConfigError> {
         config.check()?;
         // A real-time guest's vCPUs are kept fast, and its driver has no tick to renew ceilings in.
-        if config.mode == ClampMode::Limits && !actuator.serves_any_vcpu() {
+        if config.mode == ClampMode::Ceilings && !actuator.serves_any_vcpu() {
             config.mode = ClampMode::Floor;
         }
         let numbers = config.domains();
@@ -155,7 +155,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     fn takes_ceilings(&self) -> bool {
-        self.config.mode == ClampMode::Limits
+        self.config.mode == ClampMode::Ceilings
     }
 
     /// Where its frequencies come from.

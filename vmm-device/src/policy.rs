@@ -106,7 +106,7 @@ pub fn entry_within(spec: &VcpuSpec, khz: Khz) -> Khz {
 /// host to the OPP above. A value between two table entries is not rounded here, since the host does
 /// that, by its own OPPs. A clamp ends at 1024: if boost is above that, a request for it is 1024.
 ///
-/// In [`ClampMode::Limits`] that is the clamp of a request that is no ceiling. A ceiling has the clamp
+/// In [`ClampMode::Ceilings`] that is the clamp of a request that is no ceiling. A ceiling has the clamp
 /// of [`ClampMode::Exact`].
 ///
 /// 0 is no request: in all modes the clamp is that of a thread before the first request. A guest
@@ -127,7 +127,7 @@ pub fn clamp(spec: &VcpuSpec, asked: Khz, mode: ClampMode, headroom: Headroom) -
     let reference = u128::from(spec.table.reference().0);
     let min = Util::saturating(scaled / (reference * u128::from(den)));
     let max = match mode {
-        ClampMode::Floor | ClampMode::Limits => Util::MAX,
+        ClampMode::Floor | ClampMode::Ceilings => Util::MAX,
         ClampMode::Exact => min,
     };
     Decision {

@@ -30,7 +30,7 @@ struct Bench {
 
 impl Bench {
     fn new(rate_limit: Option<RateLimit>) -> Self {
-        Self::of_mode(ClampMode::Limits, rate_limit)
+        Self::of_mode(ClampMode::Ceilings, rate_limit)
     }
 
     fn of_mode(mode: ClampMode, rate_limit: Option<RateLimit>) -> Self {

@@ -36,7 +36,7 @@ impl Actuator for Moody {
             ClampMode::Exact => clamp.max == clamp.min,
             ClampMode::Floor => clamp.max == Util::MAX,
             // Most values are ceilings.
-            ClampMode::Limits => clamp.max == clamp.min || clamp.max == Util::MAX,
+            ClampMode::Ceilings => clamp.max == clamp.min || clamp.max == Util::MAX,
         };
         assert!(clamp == Clamp::NONE || makes_sense);
         match self.calls.fetch_add(1, Relaxed) % 3 {
@@ -182,7 +182,7 @@ fn ten_million_random_accesses() {
     assert!(all.iter().all(|c| c.limited == 0));
 
     let all = hammered(device(
-        ClampMode::Limits,
+        ClampMode::Ceilings,
         CurPerfVisibility::Table,
         Some(LIMIT),
     ));

@@ -8,7 +8,7 @@ use vcpufreq_device::host::{Floor, PolicyFloor, Reserved};
 pub fn explain(floors: &[PolicyFloor], pcpus: &[u32], mode: ClampMode) -> Vec<String> {
     let mode = match mode {
         ClampMode::Floor => "floor",
-        ClampMode::Limits => "limits",
+        ClampMode::Ceilings => "ceilings",
         ClampMode::Exact => "exact",
     };
     let line = |of: &PolicyFloor| {

@@ -169,9 +169,10 @@ pub fn device_config(
 /// What can be had of the mode that is wanted: without clamps, and by scx, a ceiling has no effect.
 fn clamp_mode(options: &BridgeArgs) -> ClampMode {
     match (options.clamp, options.actuator) {
-        (ClampMode::Limits, ActuatorWish::Scx | ActuatorWish::Clamps(ActuatorChoice::Nothing)) => {
-            ClampMode::Floor
-        }
+        (
+            ClampMode::Ceilings,
+            ActuatorWish::Scx | ActuatorWish::Clamps(ActuatorChoice::Nothing),
+        ) => ClampMode::Floor,
         (clamp, _) => clamp,
     }
 }

@@ -180,7 +180,7 @@ fn uclamp(facts: &DoctorFacts) -> DoctorFinding {
 }
 
 fn uclamp_limit(facts: &DoctorFacts) -> DoctorFinding {
-    const NAME: &str = "uclamp limits";
+    const NAME: &str = "uclamp ceilings";
     let limits = (facts.uclamp_sysctl_min, facts.uclamp_sysctl_max);
     match limits {
         (Some(min), Some(max)) if min.min(max) < 1024 => DoctorFinding::limit(

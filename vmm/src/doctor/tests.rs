@@ -124,7 +124,7 @@ fn what_a_tree_lacks_is_found() {
             "policyN/scaling_governor, N = 0",
         ),
         (
-            "uclamp limits",
+            "uclamp ceilings",
             &|host| host.write("proc/sys/kernel/sched_util_clamp_min", "512"),
             "sched_util_clamp_min=1024",
         ),

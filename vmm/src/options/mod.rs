@@ -36,7 +36,7 @@ const RATE: RateLimit = RateLimit {
 };
 
 const CLAMPS: [(&str, ClampMode); 3] = [
-    ("limits", ClampMode::Limits),
+    ("ceilings", ClampMode::Ceilings),
     ("floor", ClampMode::Floor),
     ("exact", ClampMode::Exact),
 ];
@@ -166,7 +166,7 @@ impl SandboxArgs {
 pub struct BridgeArgs {
     /// What a request sets: the floor, and the ceiling too while the guest limits itself; always the
     /// floor alone; always both
-    #[arg(long, value_name = "MODE", default_value = "limits", value_parser = one_of(&CLAMPS))]
+    #[arg(long, value_name = "MODE", default_value = "ceilings", value_parser = one_of(&CLAMPS))]
     pub clamp: ClampMode,
     /// How requests reach the host's scheduler; none: requests change nothing;
     /// scx: by the service vcpufreq scx, they add up with other load

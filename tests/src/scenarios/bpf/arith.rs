@@ -40,7 +40,7 @@ const fn case(perf_max: u32, capacity: u16, pcpu: (u16, u32), values: (u32, u32,
         perf_max,
         reference: perf_max,
         capacity,
-        clamp: ClampMode::Limits,
+        clamp: ClampMode::Ceilings,
         headroom: Headroom::None,
         pcpu,
         entries: 3,
@@ -150,7 +150,7 @@ impl Case {
         let mode = match self.clamp {
             ClampMode::Floor => 0,
             ClampMode::Exact => 1,
-            ClampMode::Limits => 2,
+            ClampMode::Ceilings => 2,
         };
         let mut bytes = Vec::new();
         // The limit is of use where others are added.
@@ -182,7 +182,7 @@ impl Case {
             domain: DomainId(0),
         };
         let (mode, asked) = match self.clamp {
-            ClampMode::Limits if khz > SET_PERF_KHZ => (ClampMode::Exact, khz & SET_PERF_KHZ),
+            ClampMode::Ceilings if khz > SET_PERF_KHZ => (ClampMode::Exact, khz & SET_PERF_KHZ),
             mode => (mode, khz),
         };
         let decision = clamp(&spec, Khz(asked), mode, self.headroom);

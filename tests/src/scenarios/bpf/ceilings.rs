@@ -19,7 +19,7 @@ const FREE: u32 = 1024;
 /// Whether all hold, and what was seen.
 pub(super) fn row(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
     let before = vcpu.how.clone();
-    set_mode(vcpu, ClampMode::Limits)?;
+    set_mode(vcpu, ClampMode::Ceilings)?;
     let util = vcpu.policy.util(FROM_KHZ);
     let ceiling = stores(1, FROM_KHZ | CEILING, 0);
     vcpu.vm.run(ceiling, |_, _| ())?;

@@ -131,14 +131,14 @@ pub fn exact(plan: &Plan) -> Result<Value> {
     every_opp(plan, "exact", SweepRow::exact)
 }
 
-/// `--clamp limits`, busy vCPU of a guest that doesn't limit itself: the host never runs below the OPP
+/// `--clamp ceilings`, busy vCPU of a guest that doesn't limit itself: the host never runs below the OPP
 /// asked for, and at exactly it while 1.25 × the thread's utilization is under it.
 pub fn floor(plan: &Plan) -> Result<Value> {
     let right = |row: &SweepRow| {
         // What it reads may be older than what the host runs at: it ramps.
         row.lowest >= row.wanted && row.clamp == (row.util, 1024) && row.read >= row.asked
     };
-    let mut result = every_opp(plan, "limits", right)?;
+    let mut result = every_opp(plan, "ceilings", right)?;
     let ramps = ramps(plan)?;
     result["held"] = (result["held"] == true && ramps["held"] == true).into();
     result["ramps"] = ramps;
@@ -187,7 +187,7 @@ fn ramps(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let setup = plan
         .mirroring(&first_cpus(&policies))
-        .with(&["--clamp", "limits"]);
+        .with(&["--clamp", "ceilings"]);
     let mut vm = plan.guest(&setup)?;
     let (mut compared, mut looks) = (0, 0);
     let (mut wrong, mut without_tick) = (Vec::new(), Vec::new());
