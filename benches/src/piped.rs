@@ -192,6 +192,7 @@ pub fn child(pid: u32, name: &str) -> Option<u32> {
 mod tests {
     //! Promises: the words of a process that failed are there while its children live on; what ends
     //! with a thread is not in its process group.
+    use nix::sys::signal::{Signal, kill};
     use nix::unistd::{Pid, getpgid};
 
     use super::*;
@@ -211,7 +212,7 @@ mod tests {
         let mut shell = Piped::start(Command::new("sh").args(["-c", script])).unwrap();
         let child = shell.line(Duration::from_secs(600)).unwrap();
         let words = shell.last_words();
-        Command::new("kill").arg(child).status().unwrap();
+        kill(Pid::from_raw(child.parse().unwrap()), Signal::SIGTERM).unwrap();
         assert_eq!(words, "why");
     }
 }

@@ -12,6 +12,8 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use scripts::write_script;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -326,7 +328,7 @@ exec sleep 1000
 
 #[test]
 fn a_report_that_is_ended_leaves_nothing_running() {
-    for signal in ["TERM", "INT", "KILL"] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
         let bench = Bench::new("qcom,qcs6490");
         bench.program("cyclictest", LASTS);
         bench.program("stress-ng", LASTS);
@@ -338,11 +340,10 @@ fn a_report_that_is_ended_leaves_nothing_running() {
             assert!(child.try_wait().expect("its state").is_none(), "it ended");
             std::thread::yield_now();
         }
-        let pid = child.id().to_string();
-        let kill = Command::new("kill").args(["-s", signal, &pid]).status();
-        assert!(kill.expect("kill").success());
+        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process"));
+        kill(pid, signal).expect("it runs");
         let output = child.wait_with_output().expect("its output");
-        if signal != "KILL" {
+        if signal != Signal::SIGKILL {
             let errors = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(output.status.code(), Some(2), "{errors}");
             assert!(errors.contains("ended by signal"), "{errors}");

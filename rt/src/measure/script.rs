@@ -160,6 +160,9 @@ mod tests {
         process::{Command, Stdio},
     };
 
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+
     use super::*;
     use crate::measure::Length;
 
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_the_shell_ends_the_test_and_the_loads() {
+    fn a_shell_that_is_ended_ends_the_test_and_the_loads() {
         let text = script(&test(), &beside(TestLoad::Stress), None);
         let text = until_they_run(&text, 3);
         let functions = format!(
@@ -305,9 +308,8 @@ mod tests {
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
         output.read_line(&mut line).expect("its output");
-        let pid = child.id().to_string();
-        let killed = Command::new("kill").args(["-TERM", &pid]).status();
-        assert!(killed.expect("kill").success());
+        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process"));
+        kill(pid, Signal::SIGTERM).expect("it runs");
         assert_eq!(child.wait().expect("its end").code(), Some(143));
         // The pipe's other end is the test's, too: it has ended.
         let mut rest = String::new();

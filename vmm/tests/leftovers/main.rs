@@ -33,7 +33,9 @@ use std::{
 };
 
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 use vcpufreq::lifecycle::record::{Owner, VmmRecord, owner_of};
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
@@ -90,11 +92,10 @@ fn the_guardian_outlives_signals_to_the_group() {
     };
     let (mut vmm, mut guardian) = guarded(&cgroups, &dir);
     vmm.make(&dir, 5);
-    for signal in ["-HUP", "-INT", "-QUIT", "-TERM", "-TSTP"] {
-        let sent = Command::new("kill")
-            .args([signal, &guardian.id().to_string()])
-            .status();
-        assert!(sent.unwrap().success());
+    use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
+    let pid = Pid::from_raw(i32::try_from(guardian.id()).unwrap());
+    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP] {
+        kill(pid, signal).unwrap();
     }
     let session = |pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();

@@ -13,7 +13,8 @@ use std::{
 
 use nix::{
     fcntl::{Flock, FlockArg},
-    sys::signal::Signal,
+    sys::signal::{Signal, kill},
+    unistd::Pid,
 };
 use vcpufreq::lifecycle::record::VmmRecord;
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
@@ -33,9 +34,8 @@ fn guardian_of(pid: u32) -> Option<u32> {
 }
 
 fn end(pid: u32) {
-    let pid = pid.to_string();
-    let sent = Command::new("kill").args(["-KILL", &pid]).status();
-    assert!(sent.unwrap().success());
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap());
+    kill(pid, Signal::SIGKILL).unwrap();
 }
 
 #[test]

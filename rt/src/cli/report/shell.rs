@@ -337,6 +337,8 @@ mod tests {
     //! Promises: something else is done while a script runs, also while it prints; a command that
     //! doesn't end in its time is ended, and what it has started isn't waited for; nothing that it
     //! prints acts on a terminal.
+    use nix::{sys::signal::kill, unistd::Pid};
+
     use super::*;
 
     fn sh(script: &str) -> Child {
@@ -402,8 +404,8 @@ mod tests {
             };
             let ended = shell.output("", limit, begun).expect("its output");
             assert_eq!(ended.status.success(), limit.is_none(), "{after}");
-            let killed = Command::new("kill").arg(left().trim()).status();
-            assert!(killed.expect("kill").success(), "it had ended");
+            let left = left().trim().parse().expect("a process's number");
+            kill(Pid::from_raw(left), Signal::SIGTERM).expect("it had ended");
         }
     }
 
