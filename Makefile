@@ -18,7 +18,7 @@ bench: ## ramps, work and energy of host, guest and guest with the bridge; SCENA
 test: ## checks on the sources, the crates' tests, and the scenarios that find most soonest
 	@$(LAB) test
 
-test-long: ## the other scenarios: floods, kills, what judges samples, the bench's bounds, other kernels and topologies
+test-long: ## the other scenarios: floods, kills, what judges samples, the bench's bounds, other kernels and topologies; lints and dependencies
 	@$(LAB) test --long
 
 test-instrumented: ## scenarios on kernels with KASAN, lockdep, kmemleak, UBSAN, and KCSAN, which are built first
