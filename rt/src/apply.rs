@@ -92,6 +92,7 @@ pub fn apply(
         profile_name: profile.0.to_owned(),
         profile: profile.1.clone(),
         partition: plan.partition.clone(),
+        owner: plan.owner.clone(),
         entries: entries(plan),
     };
     record.check()?;

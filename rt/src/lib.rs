@@ -60,7 +60,7 @@ pub use profile::{
 };
 pub use published::PublishedMaximum;
 pub use record::{DIR, Entry, PATH, Record, RecordError};
-pub use restore::{RestoreError, Restored, restore};
+pub use restore::{RestoreError, Restored, restore, restore_of};
 pub use settings::{FrequencyCap, frequency_caps};
 pub use value::Format;
 pub use vcpufreq_device::host::CpuList;

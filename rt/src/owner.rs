@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     host::{Look, Unread},
     process::ThreadStat,
-    record::BOOT_ID,
 };
+
+/// The file with the number of this boot.
+pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A process, with what distinguishes it from all others of all boots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use crate::{
     change::Change,
     finding::{Absent, Finding},
     host::Look,
+    owner::Owner,
     partition::Partition,
     profile::Profile,
     settings::{self, Sheet, Unit, UnitContext},
@@ -38,6 +39,9 @@ pub struct RtPlan {
     pub cmdline: Option<String>,
     /// What people have to do or to know.
     pub findings: Vec<Finding>,
+    /// The process that the changes are for, and end with; `None` for those that stay.
+    #[serde(skip)]
+    pub owner: Option<Owner>,
 }
 
 impl RtPlan {
@@ -83,5 +87,6 @@ pub fn plan(look: &dyn Look, partition: &Partition, profile: &Profile) -> RtPlan
         unseen: sheet.unseen,
         cmdline,
         findings: sheet.findings,
+        owner: None,
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     change::{THERE, Target},
     host::{Host, Look},
     own_dir::Untrusted,
+    owner::{BOOT_ID, Owner},
     partition::{self, Partition, PartitionError},
     profile::Profile,
     targets,
@@ -25,7 +26,6 @@ pub const PATH: &str = "/run/vcpufreq-rt/rt.json";
 /// cpufreq's limits.
 const LOOKS: u32 = 50;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
-pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// One value as it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +52,8 @@ pub struct Record {
     pub profile: Profile,
     /// The CPUs of guests and of housekeeping.
     pub partition: Partition,
+    /// The process of `rt exec` that the values were changed for.
+    pub owner: Option<Owner>,
     /// The values, in the order in which they are changed.
     pub entries: Vec<Entry>,
 }

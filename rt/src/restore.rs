@@ -10,6 +10,7 @@ use crate::{
     change::Target,
     guests::{self, InTheWay, Vcpus},
     host::{Host, Unread},
+    owner::{Owner, OwnerStatus},
     record::{self, Entry, PATH, Record, RecordError},
     settings,
 };
@@ -26,6 +27,11 @@ pub enum RestoreError {
     /// A guest's cgroup has threads.
     #[error("{0} has threads in it: a guest still runs there; end it, then restore")]
     Occupied(String),
+    /// A command runs with the settings.
+    #[error(
+        "vcpufreq rt exec, process {0}, runs a command with these settings; end it, and they are restored"
+    )]
+    Exec(u32),
     /// Another process is at it.
     #[error("another vcpufreq rt is at work, or a guest is starting; wait until it has ended")]
     Busy,
@@ -57,17 +63,50 @@ pub enum Restored {
 ///
 /// # Errors
 /// [`RestoreError::Record`] when the record can't be judged, [`RestoreError::Guest`] or
-/// [`RestoreError::Occupied`] when a guest is on these CPUs, [`RestoreError::Busy`] when another
-/// process is at it, [`RestoreError::Unwritable`] when the record can't be changed. Only in the
-/// last case can values have been brought back.
+/// [`RestoreError::Occupied`] when a guest is on these CPUs, [`RestoreError::Exec`] while the process
+/// runs that the values were changed for, [`RestoreError::Busy`] when another process is at it,
+/// [`RestoreError::Unwritable`] when the record can't be changed. Only in the last case can values
+/// have been brought back.
 pub fn restore(
     host: &dyn Host,
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
-    if Record::read(host.as_look())?.is_none() {
-        // Removes the unfinished record of a killed apply; a living one's stays.
-        host.discard_unfinished(PATH).map_err(unheld)?;
-        return Ok(Restored::Nothing);
+    let is_wanted = |record: &Record| match &record.owner {
+        Some(owner) if owner.status(host.as_look()) == OwnerStatus::InUse => {
+            Err(RestoreError::Exec(owner.pid))
+        }
+        _ => Ok(true),
+    };
+    restore_if(host, &is_wanted, report)
+}
+
+/// Brings back what was changed for `owner`, and nothing else.
+///
+/// # Errors
+/// As [`restore`], but for [`RestoreError::Exec`].
+pub fn restore_of(
+    host: &dyn Host,
+    owner: &Owner,
+    report: &mut dyn FnMut(&str, &str, &str),
+) -> Result<Restored, RestoreError> {
+    let is_wanted = |record: &Record| Ok(record.owner.as_ref() == Some(owner));
+    restore_if(host, &is_wanted, report)
+}
+
+/// Brings back what was if the record is wanted.
+fn restore_if(
+    host: &dyn Host,
+    is_wanted: &dyn Fn(&Record) -> Result<bool, RestoreError>,
+    report: &mut dyn FnMut(&str, &str, &str),
+) -> Result<Restored, RestoreError> {
+    match Record::read(host.as_look())? {
+        Some(record) if is_wanted(&record)? => {}
+        Some(_) => return Ok(Restored::Nothing),
+        None => {
+            // Removes the unfinished record of a killed apply; a living one's stays.
+            host.discard_unfinished(PATH).map_err(unheld)?;
+            return Ok(Restored::Nothing);
+        }
     }
     let _held = host.hold(PATH).map_err(unheld)?;
     // Again: it may have gone or come before it was held.
@@ -77,6 +116,9 @@ pub fn restore(
     if record.is_of_another_boot(host.as_look())? {
         host.discard(PATH).map_err(RestoreError::Unwritable)?;
         return Ok(Restored::EarlierBoot);
+    }
+    if !is_wanted(&record)? {
+        return Ok(Restored::Nothing);
     }
     guests::check_free(host.as_look(), &record.partition.rt(), Vcpus::RealTime)?;
     if let Some(group) = settings::occupied(host.as_look(), &record.partition) {

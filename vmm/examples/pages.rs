@@ -60,7 +60,8 @@ fn users_command() -> Command {
 }
 
 fn write_man(command: &Command, folder: &Path) -> io::Result<()> {
-    for below in command.get_subcommands() {
+    let shown = command.get_subcommands().filter(|one| !one.is_hide_set());
+    for below in shown {
         write_man(below, folder)?;
     }
     let man = Man::new(command.clone());

@@ -326,6 +326,7 @@ mod tests {
             (&["run", "--pin", "0"], "vcpufreq run --help"),
             (&["run", "--console", "file:log"], "vcpufreq run --help"),
             (&["rt", "plan", "--nope"], "vcpufreq rt plan --help"),
+            (&["rt", "exec", "true"], "vcpufreq rt exec --help"),
             (
                 &["rt", "report", "--time", "soon"],
                 "vcpufreq rt report --help",

@@ -25,7 +25,7 @@ use crate::{
 /// Guests of this program, and of others.
 const GUESTS: &[&str] = &["run", "serve", "qemu"];
 const LAB: &[&str] = &["demo", "bench", "report"];
-const TUNING: &[&str] = &["rt plan", "rt apply", "rt check"];
+const TUNING: &[&str] = &["rt plan", "rt apply", "rt check", "rt exec"];
 
 /// Files or folders, and the commands that print their messages, or that these are about; the last
 /// line that fits counts.
@@ -222,8 +222,8 @@ fn checked(line: &[&str], root: &HostRoot) -> anyhow::Result<()> {
 }
 
 fn read(line: &[&str]) -> anyhow::Result<Cli> {
-    let behind: &[&str] = match line.first() {
-        Some(&"qemu") => &["--", "qemu-system-aarch64"],
+    let behind: &[&str] = match line {
+        ["qemu", ..] | ["rt", "exec", ..] => &["--", "qemu-system-aarch64"],
         _ => &[],
     };
     let words = ["vcpufreq"].iter().chain(line).chain(behind);

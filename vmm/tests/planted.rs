@@ -273,6 +273,7 @@ fn rt_record(path: &Path, old: &str) -> String {
             }],
             housekeeping: "0".parse().unwrap(),
         },
+        owner: None,
         entries: vec![Entry {
             setting: "swappiness".into(),
             target,

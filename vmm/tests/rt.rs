@@ -11,6 +11,9 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
+#[path = "rt/exec.rs"]
+mod exec;
+
 const PLC: &str = "--guest=plc=3";
 
 /// A small host: four CPUs and two switches.

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     path::{Path, PathBuf},
 };
 
@@ -39,6 +40,15 @@ Exit codes:
   1  done, but the kernel refused some, which are named on stderr
   2  error, nothing was changed: one line on stderr with the cause and the next step";
 
+const EXEC_HELP: &str = "\
+CMD gets the signals that a process sends to exec, and SIGTERM if exec is killed.
+
+Exit codes:
+  CMD's, or 128 and the number of the signal that ended it
+  127  CMD doesn't exist
+  126  CMD can't be started
+  2    error, CMD was not started: one line on stderr with the cause and the next step";
+
 const REPORT_HELP: &str = "\
 Exit codes:
   0  measured; the budget, if any, was kept, or no verdict is possible here
@@ -70,6 +80,12 @@ pub enum RtCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Apply, check, run a command, and restore when it has ended, also if exec is killed
+    #[command(after_help = EXEC_HELP)]
+    Exec(ExecArgs),
+    /// Outlive exec and bring back what it changed; started by exec
+    #[command(hide = true)]
+    Guard(GuardArgs),
     /// Measure wake-up latencies on host and guest, with and without load, beside a budget
     #[command(after_help = REPORT_HELP)]
     Report(Box<ReportArgs>),
@@ -103,6 +119,42 @@ pub struct CompareArgs {
 /// Options of plan, apply and check.
 #[derive(Debug, Default, Args)]
 pub struct RtArgs {
+    /// Guests and profile.
+    #[command(flatten)]
+    pub partition: PartitionArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of exec.
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    /// Guests and profile.
+    #[command(flatten)]
+    pub partition: PartitionArgs,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// Options of exec's guardian.
+#[derive(Debug, Args)]
+pub struct GuardArgs {
+    /// The process of exec
+    #[arg(long)]
+    pub pid: u32,
+    /// The CPUs that the guardian may run on
+    #[arg(long)]
+    pub cpus: Option<CpuList>,
+    /// As exec has it
+    #[arg(long)]
+    pub root: Option<PathBuf>,
+}
+
+/// Guests and profile of a command.
+#[derive(Debug, Default, Args)]
+pub struct PartitionArgs {
     /// Read options from a TOML file: profile, housekeeping, the table guest with NAME = "CPUS", and
     /// the table settings in place of the profile's; flags win
     #[arg(long, value_name = "FILE")]
@@ -116,10 +168,7 @@ pub struct RtArgs {
     /// CPUs for everything else [default: those that no guest has]
     #[arg(long, value_name = "CPUS")]
     pub housekeeping: Option<CpuList>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Look at a copy of a host's /sys and /proc below this folder; not for apply
+    /// Use a copy of a host's /sys and /proc below this folder; not for apply
     #[arg(long, value_name = "DIR", hide = true)]
     pub root: Option<PathBuf>,
 }
@@ -153,7 +202,7 @@ pub(super) struct Wanted {
     pub(super) profile: Profile,
 }
 
-impl RtArgs {
+impl PartitionArgs {
     /// Whether the options name a partition at all.
     pub(super) fn names_guests(&self) -> bool {
         !self.guest.is_empty() || self.config.is_some()

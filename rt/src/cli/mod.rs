@@ -2,10 +2,13 @@
 //! The command line `vcpufreq rt`: from its options to output and exit code.
 //!
 //! A program takes [`RtCommand`] as a subcommand and passes it to [`run`]. stdout has the result,
-//! stderr warnings. The program prints an error and ends with exit code 2.
+//! stderr warnings. The program prints an error and ends with exit code 2. Its subcommand is named
+//! `rt`: `exec` starts the program once more, as its guardian.
 
 mod args;
+mod child;
 mod compare;
+mod exec;
 mod output;
 mod report;
 mod result_file;
@@ -14,7 +17,7 @@ mod text;
 use anyhow::{Context, bail};
 use serde_json::json;
 
-pub use args::{CompareArgs, RtArgs, RtCommand};
+pub use args::{CompareArgs, ExecArgs, GuardArgs, PartitionArgs, RtArgs, RtCommand};
 use args::{Wanted, profiles};
 use output::ChangeOutput;
 pub use output::{DrawReports, print};
@@ -41,6 +44,8 @@ pub fn run(command: &RtCommand, draw: DrawReports) -> anyhow::Result<u8> {
         RtCommand::Apply(args) => apply_command(args),
         RtCommand::Check(args) => check_command(args),
         RtCommand::Restore { json } => restore_command(*json),
+        RtCommand::Exec(args) => exec::exec(args),
+        RtCommand::Guard(args) => exec::guard(args),
         RtCommand::Report(args) => report::report(args, draw),
         RtCommand::Compare(args) => compare::compare(args, draw),
         RtCommand::Profiles { name } => {
@@ -51,8 +56,8 @@ pub fn run(command: &RtCommand, draw: DrawReports) -> anyhow::Result<u8> {
 }
 
 fn plan_command(args: &RtArgs) -> anyhow::Result<u8> {
-    let host = KernelHost::at_or_running(args.root.as_deref());
-    let wanted = args.wanted(&host)?;
+    let host = KernelHost::at_or_running(args.partition.root.as_deref());
+    let wanted = args.partition.wanted(&host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
     if args.json {
         let report = json!({ "profile": wanted.profile_name, "plan": plan });
@@ -64,11 +69,11 @@ fn plan_command(args: &RtArgs) -> anyhow::Result<u8> {
 }
 
 fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
-    if args.root.is_some() {
+    if args.partition.root.is_some() {
         bail!("apply changes the running host only; leave --root out");
     }
     let host = KernelHost::default();
-    let wanted = args.wanted(&host)?;
+    let wanted = args.partition.wanted(&host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
     let mut changes = ChangeOutput::new(args.json);
     let profile = (wanted.profile_name.as_str(), &wanted.profile);
@@ -97,7 +102,7 @@ fn apply_command(args: &RtArgs) -> anyhow::Result<u8> {
 }
 
 /// The guests and profile of the options; without any, those of what apply did.
-fn named_or_applied(args: &RtArgs, host: &KernelHost) -> anyhow::Result<Wanted> {
+fn named_or_applied(args: &PartitionArgs, host: &KernelHost) -> anyhow::Result<Wanted> {
     const NAME: &str = "name guests with --guest to check a host without apply";
     if args.names_guests() {
         return args.wanted(host);
@@ -118,8 +123,8 @@ fn named_or_applied(args: &RtArgs, host: &KernelHost) -> anyhow::Result<Wanted> 
 }
 
 fn check_command(args: &RtArgs) -> anyhow::Result<u8> {
-    let host = KernelHost::at_or_running(args.root.as_deref());
-    let wanted = named_or_applied(args, &host)?;
+    let host = KernelHost::at_or_running(args.partition.root.as_deref());
+    let wanted = named_or_applied(&args.partition, &host)?;
     let plan = plan(&host, &wanted.partition, &wanted.profile);
     let checked = check(&host, &plan, &wanted.profile);
     let ready = is_ready(&plan, &checked);

@@ -18,6 +18,11 @@ pub fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
         .context("can't write to stdout; check where it goes")
 }
 
+/// Prints a line on stderr, which nothing has to take: a command goes on without.
+pub(super) fn warn(line: &str) {
+    let _ = writeln!(io::stderr(), "vcpufreq: {line}");
+}
+
 /// Draws reports, each with its name, as a page.
 pub type DrawReports = fn(&[(String, Value)]) -> String;
 

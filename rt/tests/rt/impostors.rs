@@ -118,6 +118,7 @@ fn a_recorded_thread_that_is_no_kernel_thread_is_left_alone() {
         profile_name: "test".into(),
         profile,
         partition: plan.partition,
+        owner: None,
         entries: vec![Entry {
             setting: "ksoftirqd".into(),
             target: Target::Thread {

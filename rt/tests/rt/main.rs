@@ -6,6 +6,7 @@
 mod cmdline;
 mod coupled;
 mod crash;
+mod exec;
 mod fake;
 mod findings;
 mod four;

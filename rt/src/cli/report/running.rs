@@ -17,7 +17,8 @@ use nix::{
     },
     unistd::Pid,
 };
-use vcpufreq_device::host::ignored_signals;
+
+use crate::cli::child::heeded;
 
 /// Signals that end a program.
 const ENDING: [Signal; 4] = [
@@ -98,9 +99,7 @@ impl Ending {
     /// Threads that were started before are not covered.
     pub(super) fn watch(running: &ReportProcesses) -> anyhow::Result<Self> {
         const CONTEXT: &str = "can't take over the signals that end a program";
-        let ignored = ignored_signals().context(CONTEXT)?;
-        let heeded = |one: &Signal| (ignored >> (*one as i32 - 1)) & 1 == 0;
-        let signals: SigSet = ENDING.into_iter().filter(heeded).collect();
+        let signals = heeded(&ENDING).context(CONTEXT)?;
         let before = SigSet::thread_get_mask().context(CONTEXT)?;
         signals.thread_block().context(CONTEXT)?;
         let ending = Self { before };

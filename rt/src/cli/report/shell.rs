@@ -13,15 +13,10 @@ use anyhow::{Context as _, bail, ensure};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, poll},
-    sys::{
-        prctl::set_pdeathsig,
-        signal::{SigSet, Signal},
-    },
-    unistd::getppid,
 };
 
 use super::running::ReportProcesses;
-use crate::cli::output::plain;
+use crate::cli::{child::end_with_this_thread, output::plain};
 
 /// Bytes that a test prints at most: 100,000 bins of each of 300 threads.
 const PRINTED_MAX: usize = 256 << 20;
@@ -169,24 +164,6 @@ impl Shell {
             running: self.running.clone(),
         })
     }
-}
-
-/// Has a process that is started get SIGTERM when this thread ends, however that comes about. It
-/// starts with no signal blocked.
-#[expect(unsafe_code, reason = "pre_exec runs between fork and exec")]
-fn end_with_this_thread(command: &mut Command) {
-    let mine = std::process::id();
-    let ask = move || {
-        SigSet::empty().thread_set_mask()?;
-        set_pdeathsig(Signal::SIGTERM)?;
-        match u32::try_from(getppid().as_raw()) {
-            Ok(parent) if parent == mine => Ok(()),
-            // It has ended in between.
-            _ => Err(io::ErrorKind::Interrupted.into()),
-        }
-    };
-    // SAFETY: the three calls are async-signal-safe, and nothing of this allocates.
-    unsafe { command.pre_exec(ask) };
 }
 
 /// What a process has printed.
@@ -337,7 +314,10 @@ mod tests {
     //! Promises: something else is done while a script runs, also while it prints; a command that
     //! doesn't end in its time is ended, and what it has started isn't waited for; nothing that it
     //! prints acts on a terminal.
-    use nix::{sys::signal::kill, unistd::Pid};
+    use nix::{
+        sys::signal::{Signal, kill},
+        unistd::Pid,
+    };
 
     use super::*;
 

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The command of `rt exec`: its start, the signals that it gets, and its exit code.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::{fd::AsFd as _, unix::process::ExitStatusExt as _},
+    path::Path,
+    process::{Command, ExitStatus},
+};
+
+use anyhow::Context as _;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        signal::{Signal, kill},
+        signalfd::{SfdFlags, SignalFd},
+    },
+    unistd::Pid,
+};
+
+use crate::cli::{
+    child::{end_with_this_thread, heed_children, heeded},
+    output::warn,
+};
+
+/// Signals that a command gets when a process sends them to exec.
+const PASSED_ON: [Signal; 6] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+];
+/// What a shell reports for a command that a signal ended, without the signal's number.
+const SIGNALLED: i32 = 128;
+/// As env(1) has it: a command that isn't there, and one that can't be started.
+const NOT_FOUND: u8 = 127;
+const NOT_STARTED: u8 = 126;
+
+/// The signals of exec, which are blocked from its start on: none ends it before it has restored.
+pub(super) struct CommandSignals(SignalFd);
+
+/// A signal that has come.
+struct Arrived {
+    signal: Signal,
+    /// A process has sent it. The kernel sends a terminal's to the command, too.
+    is_of_process: bool,
+}
+
+impl CommandSignals {
+    /// Those that are ignored stay so, and the command ignores them too.
+    pub(super) fn take() -> anyhow::Result<Self> {
+        const CONTEXT: &str = "can't take over the signals that end a program";
+        heed_children().context(CONTEXT)?;
+        let mut signals = heeded(&PASSED_ON).context(CONTEXT)?;
+        signals.add(Signal::SIGCHLD);
+        signals.thread_block().context(CONTEXT)?;
+        let file = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC).context(CONTEXT)?;
+        Ok(Self(file))
+    }
+
+    /// One that came before the command was started.
+    fn pending(&self) -> anyhow::Result<Option<Signal>> {
+        let mut files = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        while poll(&mut files, PollTimeout::ZERO)? > 0 {
+            let signal = self.next()?.signal;
+            // Else the guardian was killed.
+            if signal != Signal::SIGCHLD {
+                return Ok(Some(signal));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next one.
+    fn next(&self) -> anyhow::Result<Arrived> {
+        loop {
+            match self.0.read_signal() {
+                Ok(Some(info)) => {
+                    let number = i32::try_from(info.ssi_signo)?;
+                    return Ok(Arrived {
+                        signal: Signal::try_from(number)?,
+                        // sigaction(2), si_code: the kernel's are above 0.
+                        is_of_process: info.ssi_code <= 0,
+                    });
+                }
+                Ok(None) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(error).context("can't wait for signals"),
+            }
+        }
+    }
+}
+
+/// Runs a command to its end; its exit code. A signal that has come before keeps it from starting.
+///
+/// # Errors
+/// When it can't be waited for; it gets SIGTERM when this process ends.
+pub(super) fn run(words: &[OsString], signals: &CommandSignals) -> anyhow::Result<u8> {
+    if let Some(signal) = signals.pending()? {
+        return Ok(code(SIGNALLED + signal as i32));
+    }
+    let (program, arguments) = words.split_first().context("no command is given")?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    end_with_this_thread(&mut command);
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            let name = Path::new(program).display();
+            warn(&format!(
+                "{name} can't be started ({error}); check its path"
+            ));
+            return Ok(match error.kind() {
+                io::ErrorKind::NotFound => NOT_FOUND,
+                _ => NOT_STARTED,
+            });
+        }
+    };
+    let pid = Pid::from_raw(i32::try_from(child.id())?);
+    loop {
+        if let Some(status) = child.try_wait().context("can't wait for the command")? {
+            return Ok(exit_code(status));
+        }
+        let arrived = signals.next()?;
+        if arrived.signal != Signal::SIGCHLD && arrived.is_of_process {
+            // It may have ended: then its end comes next.
+            let _ = kill(pid, arrived.signal);
+        }
+    }
+}
+
+fn exit_code(status: ExitStatus) -> u8 {
+    let signalled = status.signal().map(|signal| SIGNALLED + signal);
+    code(status.code().or(signalled).unwrap_or(SIGNALLED))
+}
+
+fn code(number: i32) -> u8 {
+    u8::try_from(number).unwrap_or(u8::MAX)
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The guardian of `rt exec`: a process in a session of its own, on housekeeping CPUs. It restores
+//! when the other end of its stdin is closed, and only what was changed for this exec.
+
+use std::{
+    io::{self, Read as _},
+    path::{Path, absolute},
+    process::{Child, Command, Stdio, id},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    sys::signal::SigSet,
+    unistd::{Pid, setsid},
+};
+use vcpufreq_device::host::CpuList;
+
+use crate::{
+    cli::{
+        args::GuardArgs,
+        output::{print, warn},
+    },
+    kernel_host::KernelHost,
+    owner::Owner,
+    restore::{RestoreError, Restored, restore_of},
+};
+
+/// The guardian's output when it is on guard.
+const READY: &str = "on guard\n";
+/// How long a guest of the command, or a thread in a partition, may take to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// A guardian, seen from exec. One that is dropped restores when this process is gone.
+pub(super) struct RestoreGuardian {
+    child: Child,
+    owner: Owner,
+}
+
+impl RestoreGuardian {
+    /// Starts one for this process; it is on guard when this returns.
+    ///
+    /// # Errors
+    /// When it can't be started, or can't run on these CPUs.
+    pub(super) fn start(cpus: &CpuList, root: Option<&Path>) -> anyhow::Result<Self> {
+        let owner = process(id())?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["rt", "guard", "--pid"]).arg(id().to_string());
+        if !cpus.is_empty() {
+            command.arg(format!("--cpus={cpus}"));
+        }
+        if let Some(root) = root {
+            command.arg("--root").arg(absolute(root)?);
+        }
+        let command = command.current_dir("/").stdin(Stdio::piped());
+        let mut child = command.stdout(Stdio::piped()).spawn().context(
+            "can't start the guardian; check that /proc is mounted and processes can be started",
+        )?;
+        let output = child.stdout.take().context("the guardian has no output")?;
+        let mut said = String::new();
+        output
+            .take(READY.len() as u64)
+            .read_to_string(&mut said)
+            .context("can't hear from the guardian")?;
+        if said != READY {
+            let status = child.wait().context("the guardian did not start")?;
+            bail!("the guardian ended at once with {status}; try again");
+        }
+        Ok(Self { child, owner })
+    }
+
+    /// The process that settings are changed for: this one.
+    pub(super) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// Ends it when nothing was changed.
+    pub(super) fn dismiss(mut self) {
+        // It is a child that hasn't been waited for: neither can fail.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Has it restore, and waits for that. What is left, it names; a guardian that was killed, can't.
+    pub(super) fn end(mut self, host: &KernelHost) {
+        // Closes its stdin.
+        let status = self.child.wait();
+        if !status.is_ok_and(|status| status.code().is_some()) {
+            bring_back(host, &self.owner);
+        }
+    }
+}
+
+/// The guardian's own life; its exit code is 1 if something is left.
+///
+/// # Errors
+/// When it could not go on guard.
+pub(in crate::cli) fn guard(args: &GuardArgs) -> anyhow::Result<u8> {
+    let owner = process(args.pid)?;
+    // Fails for the leader of a process group only, which a child isn't.
+    setsid().context("can't leave the session")?;
+    // Nothing but SIGKILL ends it early.
+    SigSet::all().thread_block()?;
+    if let Some(cpus) = &args.cpus {
+        stay_on(cpus).context("the guardian can't run on the housekeeping CPUs; check taskset")?;
+    }
+    print(READY)?;
+    // Where it can't be read, there is nothing to wait for.
+    let _ = io::copy(&mut io::stdin(), &mut io::sink());
+    let host = KernelHost::at_or_running(args.root.as_deref());
+    Ok(u8::from(!bring_back(&host, &owner)))
+}
+
+fn process(pid: u32) -> anyhow::Result<Owner> {
+    let owner = Owner::of(&KernelHost::default(), pid).ok();
+    owner.with_context(|| format!("process {pid} can't be seen in /proc; mount it"))
+}
+
+fn stay_on(cpus: &CpuList) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    for cpu in cpus.iter() {
+        set.set(usize::try_from(cpu)?)?;
+    }
+    Ok(sched_setaffinity(Pid::from_raw(0), &set)?)
+}
+
+/// Restores what was changed for `owner`; whether nothing is left. A guest that is about to end is
+/// waited for.
+fn bring_back(host: &KernelHost, owner: &Owner) -> bool {
+    let until = Instant::now() + ENDS_WITHIN;
+    let mut is_waiting = false;
+    loop {
+        let why = match restore_of(host, owner, &mut |_, _, _| {}) {
+            Ok(Restored::Done { left, .. }) => {
+                for (name, why) in &left {
+                    warn(&format!("{name}: {why}"));
+                }
+                return left.is_empty();
+            }
+            Ok(Restored::Nothing | Restored::EarlierBoot) => return true,
+            Err(why) => why,
+        };
+        let passes = matches!(
+            why,
+            RestoreError::Guest(_) | RestoreError::Occupied(_) | RestoreError::Busy
+        );
+        if !passes || Instant::now() >= until {
+            warn(&format!("the settings stay in force: {why}"));
+            return false;
+        }
+        if !is_waiting {
+            let most = ENDS_WITHIN.as_secs();
+            warn(&format!("waits at most {most} s to restore: {why}"));
+            is_waiting = true;
+        }
+        sleep(LOOK_EVERY);
+    }
+}

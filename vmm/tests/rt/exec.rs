@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promises of `vcpufreq rt exec`: the exit code is the command's. Settings are in force while it runs,
+//! and as before when all processes have ended, however they ended.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use tempfile::TempDir;
+use vcpufreq_rt::{CpuList, KernelHost, Restored, restore};
+
+use crate::{tree, write};
+
+const SWAPPINESS: &str = "proc/sys/vm/swappiness";
+
+/// A host with a setting that is to be changed.
+fn host() -> TempDir {
+    let dir = tree();
+    write(&dir, SWAPPINESS, "60\n");
+    write(&dir, "rt.toml", "[settings]\nswappiness = 10\n");
+    fs::create_dir(dir.path().join("run")).expect("a folder");
+    dir
+}
+
+fn exec(root: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vcpufreq"));
+    command
+        .args(["rt", "exec", "--guest=plc=1", "--root"])
+        .arg(root)
+        .arg("--profile")
+        .arg(root.join("rt.toml"))
+        .arg("--")
+        .args(words);
+    command
+}
+
+fn swappiness(dir: &TempDir) -> String {
+    let text = fs::read_to_string(dir.path().join(SWAPPINESS));
+    text.expect("a file").trim().to_owned()
+}
+
+fn assert_as_before(dir: &TempDir) {
+    assert_eq!(swappiness(dir), "60");
+    assert!(!dir.path().join("run/vcpufreq-rt").exists(), "a record");
+}
+
+/// An exec whose command has begun.
+struct RunningExec {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl RunningExec {
+    fn start(dir: &TempDir, script: &str) -> Self {
+        let file = dir.path().join(SWAPPINESS);
+        let script = format!("cat {}; {script}", file.display());
+        let mut child = exec(dir.path(), &["sh", "-c", &script])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let mut output = BufReader::new(child.stdout.take().expect("stdout"));
+        let mut meanwhile = String::new();
+        output.read_line(&mut meanwhile).expect("a line");
+        assert_eq!(meanwhile, "10\n");
+        Self { child, output }
+    }
+
+    /// Its guardian's process.
+    fn guardian(&self) -> String {
+        let wanted = format!("rt\0guard\0--pid\0{}\0", self.child.id());
+        let names = fs::read_dir("/proc").expect("/proc");
+        let names = names.filter_map(|one| one.ok()?.file_name().into_string().ok());
+        let is_it = |pid: &String| {
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+            line.is_ok_and(|line| line.contains(&wanted))
+        };
+        let mut found = names.into_iter().filter(is_it);
+        found.next().expect("a guardian")
+    }
+
+    /// The exit code, stdout and stderr, when exec, command and guardian have all ended.
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let mut texts = [String::new(), String::new()];
+        self.output.read_to_string(&mut texts[0]).expect("stdout");
+        let mut errors = self.child.stderr.take().expect("stderr");
+        errors.read_to_string(&mut texts[1]).expect("stderr");
+        let [output, errors] = texts;
+        (self.child.wait().expect("its end").code(), output, errors)
+    }
+}
+
+fn send(signal: &str, pid: &str) {
+    let sent = Command::new("kill").args([signal, pid]).status();
+    assert!(sent.expect("kill").success(), "{signal} {pid}");
+}
+
+#[test]
+fn the_exit_code_is_the_commands() {
+    for (script, code) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -9 $$", 137),
+        ("kill -TERM $PPID; exec sleep 100.25", 143),
+    ] {
+        let dir = host();
+        let (ended, _, said) = RunningExec::start(&dir, script).end();
+        assert_eq!(ended, Some(code), "{script}: {said}");
+        assert!(said.contains("vm/swappiness: 60 → 10"), "{said}");
+        assert_as_before(&dir);
+    }
+}
+
+#[test]
+fn a_command_that_cannot_be_started() {
+    let dir = host();
+    write(&dir, "text", "no program\n");
+    let text = dir.path().join("text");
+    fs::set_permissions(&text, fs::Permissions::from_mode(0o644)).expect("a mode");
+    for (program, code) in [
+        ("/nowhere/a-program", 127),
+        (text.to_str().expect("UTF-8"), 126),
+    ] {
+        let output = exec(dir.path(), &[program]).output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains("can't be started"), "{said}");
+        assert_as_before(&dir);
+    }
+}
+
+#[test]
+fn a_finding_is_printed_and_the_command_runs() {
+    let dir = host();
+    write(
+        &dir,
+        "rt.toml",
+        "cmdline = ['nohz_full={rt}']\n[settings]\nswappiness = 10\n",
+    );
+    let (code, _, said) = RunningExec::start(&dir, "exit 3").end();
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("reboot: "), "{said}");
+    assert_as_before(&dir);
+}
+
+#[test]
+fn it_is_refused_while_settings_are_in_force() {
+    let dir = host();
+    let first = RunningExec::start(&dir, "exec sleep 100.25");
+    let second = exec(dir.path(), &["touch", "started"])
+        .current_dir(&dir)
+        .output();
+    let second = second.expect("it starts");
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(!dir.path().join("started").exists());
+    assert_eq!(swappiness(&dir), "10");
+    send("-TERM", &first.child.id().to_string());
+    assert_eq!(first.end().0, Some(143));
+    assert_as_before(&dir);
+}
+
+#[test]
+fn the_command_may_take_its_time_to_end() {
+    let dir = host();
+    let trap = "trap 'kill $!; echo asked; exit 5' TERM; echo; sleep 100.25 & wait";
+    let mut running = RunningExec::start(&dir, trap);
+    running
+        .output
+        .read_line(&mut String::new())
+        .expect("the trap");
+    send("-TERM", &running.child.id().to_string());
+    let (code, output, said) = running.end();
+    assert_eq!((code, &*output), (Some(5), "asked\n"), "{said}");
+    assert_as_before(&dir);
+}
+
+#[test]
+fn the_guardian_restores_after_exec_and_ends_the_command() {
+    let dir = host();
+    let mut running = RunningExec::start(&dir, "exec sleep 100.25");
+    // Only SIGKILL ends it.
+    send("-TERM", &running.guardian());
+    running.child.kill().expect("kill");
+    let (code, _, said) = running.end();
+    assert_eq!(code, None, "{said}");
+    assert_as_before(&dir);
+}
+
+#[test]
+fn exec_restores_without_its_guardian() {
+    let dir = host();
+    let running = RunningExec::start(&dir, "exec sleep 100.25");
+    send("-KILL", &running.guardian());
+    send("-TERM", &running.child.id().to_string());
+    assert_eq!(running.end().0, Some(143));
+    assert_as_before(&dir);
+}
+
+#[test]
+fn after_both_are_killed_the_record_is_there_to_restore() {
+    let dir = host();
+    let mut running = RunningExec::start(&dir, "exec sleep 100.25");
+    send("-KILL", &running.guardian());
+    running.child.kill().expect("kill");
+    running.end();
+    assert_eq!(swappiness(&dir), "10");
+    let restored = restore(&KernelHost::at(dir.path()), &mut |_, _, _| {});
+    let restored = restored.expect("restore");
+    assert!(
+        matches!(
+            restored,
+            Restored::Done {
+                brought_back: 1,
+                ..
+            }
+        ),
+        "{restored:?}"
+    );
+    assert_as_before(&dir);
+}
+
+#[test]
+fn the_guardian_is_in_a_session_of_its_own_and_off_the_real_time_cpus() {
+    let dir = host();
+    let running = RunningExec::start(&dir, "exec sleep 100.25");
+    let pid = running.guardian();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let cpus: CpuList = line.expect("its CPUs").trim().parse().expect("a list");
+    assert!(cpus.iter().all(|cpu| cpu != 1), "{cpus}");
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("its state");
+    let behind = stat.rsplit_once(')').expect("a name").1;
+    // Fields 5 and 6: group and session.
+    let own: Vec<_> = behind.split_whitespace().skip(2).take(2).collect();
+    assert_eq!(own, [&pid, &pid]);
+    send("-TERM", &running.child.id().to_string());
+    running.end();
+    assert_as_before(&dir);
+}
