@@ -126,6 +126,11 @@ const BOOTS: &[Boot] = &[
         guest: Rt,
         ..boot(Long, 150, "2+2", &["rt-settings:kills"])
     },
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 240, "2+2", &["rt-qemu"])
+    },
     // Its init system is systemd.
     boot(Long, 200, "2+2", &["systemd"]),
     // Its host has stock QEMU.

@@ -31,6 +31,9 @@ pub struct InPartition {
     pub top: PathBuf,
     /// The cgroup that the VMM was in before.
     pub origin: PathBuf,
+    /// The VMM's process, if that isn't the one that has made the groups.
+    #[serde(default)]
+    pub process: Option<u32>,
 }
 
 /// The changes that a VMM makes for its real-time vCPUs, as its record lists them.
@@ -86,7 +89,7 @@ impl RtHostChanges {
         Ok(())
     }
 
-    /// Undoes it for the VMM with process number `pid`; returns the groups that were removed. A
+    /// Undoes it for the VMM or server with process number `pid`; returns the groups that were removed. A
     /// bound whose CPU is gone counts as undone. Groups whose threads are still ending are tried
     /// again for as long as `patience`.
     ///
@@ -109,13 +112,14 @@ impl RtHostChanges {
                 _ => {}
             }
         }
-        let Some(InPartition { top, origin }) = self.partition.clone() else {
+        let Some(partition) = self.partition.clone() else {
             return Ok(Vec::new());
         };
         let groups = PartitionGroups {
-            top,
-            origin,
+            top: partition.top,
+            origin: partition.origin,
             pid,
+            process: partition.process.unwrap_or(pid),
             rt: Vec::new(),
         };
         let there = groups.rest();

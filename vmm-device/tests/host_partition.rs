@@ -47,6 +47,7 @@ impl Host {
             top: self.path("top"),
             origin: self.path("origin"),
             pid: PID,
+            process: PID,
             rt: vec![RT],
         }
     }
@@ -55,6 +56,11 @@ impl Host {
         let groups = self.groups();
         groups.create(&self.tree, &[OTHER, RT, RT]).expect("groups");
         groups
+    }
+
+    fn actuator(&self, groups: &PartitionGroups) -> HostActuator {
+        let kind = ActuatorKind::Partition(groups.clone());
+        HostActuator::build(&kind, &self.tree, &[OTHER, RT]).expect("an actuator")
     }
 
     fn children(&self, path: &str) -> Vec<String> {
@@ -123,6 +129,48 @@ fn removing_takes_this_vms_groups_and_no_others() {
         .expect("again, with nothing to do");
 }
 
+/// A server makes them for a VM of another process, which may have started others.
+#[test]
+fn another_process_goes_in_and_home_with_what_it_has_started() {
+    let host = Host::new();
+    let groups = PartitionGroups {
+        process: 8,
+        ..host.groups()
+    };
+    groups.create(&host.tree, &[RT]).expect("groups");
+    let rest = "top/rest/vcpufreq.7.rest";
+    assert_eq!(host.text(&format!("{rest}/cgroup.procs")), "8");
+    fs::write(host.path("top/cgroup.procs"), "8\n").expect("a file");
+    groups.remove(&host.tree).expect("removed");
+    assert_eq!(host.text("origin/cgroup.procs"), "8");
+    assert_eq!(host.children("top/rest"), [""; 0]);
+    groups.create(&host.tree, &[RT]).expect("groups");
+    fs::write(host.path("top/cgroup.procs"), "9\n").expect("a file");
+    fs::write(host.path(&format!("{rest}/cgroup.threads")), "9\n").expect("a file");
+    groups.remove(&host.tree).expect("removed");
+    assert_eq!(host.text("origin/cgroup.procs"), "9");
+}
+
+#[test]
+fn what_a_vcpus_thread_has_started_leaves_its_group() {
+    let host = Host::new();
+    let groups = host.made();
+    let vcpu = Tid::current();
+    let other = vcpu.get() + 1;
+    let members = groups.domain(RT).join("cgroup.threads");
+    let rest = groups.rest().join("cgroup.threads");
+    fs::write(&members, format!("{vcpu}\n")).expect("a file");
+    fs::write(&rest, "").expect("a file");
+    groups.keep_others_out(&[vcpu]);
+    assert_eq!(fs::read_to_string(&rest).expect("a file"), "");
+    fs::write(&members, format!("{vcpu}\n{other}\n")).expect("a file");
+    groups.keep_others_out(&[vcpu]);
+    assert_eq!(
+        fs::read_to_string(&rest).expect("a file"),
+        other.to_string()
+    );
+}
+
 #[test]
 fn a_partition_that_is_gone_is_no_error() {
     let host = Host::new();
@@ -145,7 +193,7 @@ fn a_partition_with_threads_is_taken() {
 fn real_time_guests_ask_by_their_own_vcpus() {
     let host = Host::new();
     let groups = host.made();
-    let within = HostActuator::in_partition(&groups, &[OTHER, RT]).expect("an actuator");
+    let within = host.actuator(&groups);
     assert!(!within.serves_any_vcpu());
     let others = HostActuator::build(&ActuatorKind::Nothing, &host.tree, &[OTHER, RT]);
     assert!(others.expect("an actuator").serves_any_vcpu());
@@ -155,7 +203,7 @@ fn real_time_guests_ask_by_their_own_vcpus() {
 fn no_request_undercuts_a_floor() {
     let host = Host::new();
     let groups = host.made();
-    let actuator = HostActuator::in_partition(&groups, &[OTHER, RT]).expect("an actuator");
+    let actuator = host.actuator(&groups);
     let actuator = actuator.with_floors(vec![Util::ZERO, util(512)]);
     let group = groups.domain(RT);
     fs::write(group.join("cgroup.threads"), "").expect("a file");

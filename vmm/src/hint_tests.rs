@@ -51,6 +51,7 @@ const PRINTED_BY: &[(&str, &[&str])] = &[
     ("vmm/src/options/", GUESTS),
     ("vmm/src/path.rs", &["run"]),
     ("vmm/src/qemu/", &["qemu"]),
+    ("vmm/src/rt_guest/", GUESTS),
     ("vmm/src/run/", &["run"]),
     ("vmm/src/sandbox/", GUESTS),
     ("vmm/src/serve/", &["serve", "qemu"]),
@@ -64,6 +65,8 @@ const PRINTED_BY: &[(&str, &[&str])] = &[
 
 /// Options in messages that only some of the file's commands print, or that are another program's.
 const ONLY: &[(&str, &str, &[&str])] = &[
+    ("vmm/src/config/mod.rs", "actuator", GUESTS),
+    ("vmm/src/config/mod.rs", "floor", GUESTS),
     ("vmm/src/config/resolve.rs", "kernel", &["run"]),
     ("vmm/src/config/resolve.rs", "path", &["run"]),
     ("vmm/src/config/resolve.rs", "actuator", GUESTS),

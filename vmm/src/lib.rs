@@ -4,6 +4,7 @@
 //! ```text
 //! cli ─▶ options ─▶ config ─▶ run ─▶ vm
 //!                              ├───▶ path, floors: what the host offers
+//!                              ├───▶ rt_guest: its real-time side
 //!                              ├───▶ lifecycle: what is made on the host, and removed
 //!                              └───▶ stats, events: what is counted and written
 //! ```
@@ -27,6 +28,7 @@ pub mod path;
 mod patience;
 pub mod qemu;
 pub mod report;
+pub mod rt_guest;
 pub mod run;
 pub mod sandbox;
 pub mod scx;

@@ -204,6 +204,53 @@ fn options_that_no_guest_can_have() {
 }
 
 #[test]
+fn real_time_vcpus_of_another_program_that_cannot_be() {
+    let scene = Scene::new();
+    let one = "--table=0=600000,1800000";
+    let two = "--table=0-1=600000,1800000";
+    let rows: [(&[&str], [&str; 2]); 5] = [
+        (&[one, "--rt=0=fifo:1"], ["pinned to one pCPU", "--pin 0="]),
+        (
+            &[two, "--cpus=2", "--rt=0=fifo:1", "--pin=0-1=0"],
+            ["CPU 0 is real-time vCPU 0's alone", "pin vCPU 1"],
+        ),
+        (
+            &[one, "--resume-latency-us=50"],
+            ["--resume-latency-us", "--rt"],
+        ),
+        (&[one, "--floor=1=600000"], ["no vCPU 1", "--cpus"]),
+        (
+            &[one, "--floor=0=600000", "--actuator=none"],
+            ["--actuator none", "--floor"],
+        ),
+    ];
+    for (options, said) in rows {
+        let served = [&["serve", "--socket=socket"][..], options].concat();
+        assert_refused(&scene.program(&served), &said);
+        let lock = ["--", "false", "-overcommit", "mem-lock=on"];
+        let prefix = [&["qemu"][..], options, &lock].concat();
+        assert_refused(&scene.program(&prefix), &said);
+    }
+    let rt = ["qemu", one, "--rt=0=fifo:1", "--pin=0=0", "--", "false"];
+    let unlocked = scene.program(&rt);
+    assert_refused(&unlocked, &["locked", "-overcommit mem-lock=on"]);
+}
+
+#[test]
+fn a_real_time_vcpu_of_another_program_takes_a_partition() {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if online.trim() == "0" || Path::new("/run/vcpufreq-rt/rt.json").exists() {
+        println!("SKIP: this host has one CPU, or a partition");
+        return;
+    }
+    let scene = Scene::new();
+    let options = [TABLE, "--rt=0=fifo:1", "--pin=0=0"];
+    let served = [&["serve", "--socket=socket"][..], &options].concat();
+    let said = ["CPU 0 is not set apart", "rt apply --guest NAME=0"];
+    assert_refused(&scene.program(&served), &said);
+}
+
+#[test]
 fn a_pin_to_a_cpu_that_is_offline() {
     let Some(offline) = offline_cpu() else {
         println!("SKIP: all CPUs of this machine are online");

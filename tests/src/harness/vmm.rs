@@ -57,6 +57,8 @@ pub struct Setup {
     pub mem_mib: Option<u32>,
     /// QEMU gives the guest no PMU, as `vcpufreq run`: KVM saves and restores it at each exit.
     pub no_pmu: bool,
+    /// QEMU locks its memory.
+    pub locks_memory: bool,
 }
 
 impl Setup {
@@ -207,6 +209,9 @@ fn qemu(setup: &Setup) -> Command {
         .args(["-chardev", "stdio,id=console,signal=off"])
         .args(["-serial", "chardev:console"])
         .args(["-name", "debug-threads=on"]);
+    if setup.locks_memory {
+        command.args(["-overcommit", "mem-lock=on"]);
+    }
     command
 }
 

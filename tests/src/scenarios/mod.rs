@@ -124,6 +124,7 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "rt-guest" => rt::guest::run(plan),
         "rt-latency" => rt::latency::run(plan),
         "rt-loop" => rt::periodic_loop::run(plan),
+        "rt-qemu" => rt::served::run(plan),
         "rt-settings" => rt::settings::run(plan),
         "rt-settings:kills" => rt::settings::kills(plan),
         "rt-standard" => rt::standard::run(plan),

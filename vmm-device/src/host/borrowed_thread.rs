@@ -32,6 +32,49 @@ pub struct BorrowedThread {
     pub reset_on_fork: bool,
     /// The pCPUs that it was allowed, if that is changed.
     pub pcpus: Option<CpuList>,
+    /// How it was scheduled, if that is changed.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub policy: Option<PolicyBefore>,
+}
+
+/// A scheduling policy with its parameters, as sched_getattr(2) has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct PolicyBefore {
+    policy: u32,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+impl PolicyBefore {
+    fn of(tid: Tid) -> io::Result<Self> {
+        let attr = SchedAttr::of(tid)?;
+        Ok(Self {
+            policy: attr.policy,
+            nice: SchedAttr::nice_of(tid)?,
+            priority: attr.priority,
+            runtime_ns: attr.runtime_ns,
+            deadline_ns: attr.deadline_ns,
+            period_ns: attr.period_ns,
+        })
+    }
+
+    /// The same, with the flags of `now` that a policy goes with.
+    fn with_flags_of(self, now: &SchedAttr) -> SchedAttr {
+        SchedAttr {
+            policy: self.policy,
+            flags: now.flags & SchedAttr::RESET_ON_FORK,
+            nice: self.nice,
+            priority: self.priority,
+            runtime_ns: self.runtime_ns,
+            deadline_ns: self.deadline_ns,
+            period_ns: self.period_ns,
+            ..SchedAttr::default()
+        }
+    }
 }
 
 impl BorrowedThread {
@@ -49,7 +92,18 @@ impl BorrowedThread {
             clamp: (attr.util_min, attr.util_max),
             reset_on_fork: attr.flags & SchedAttr::RESET_ON_FORK != 0,
             pcpus: pinned.then(|| affinity_of(tid)).transpose()?,
+            policy: None,
         })
+    }
+
+    /// The same, which is going to be scheduled otherwise.
+    ///
+    /// # Errors
+    /// `ESRCH` when it has ended.
+    pub fn rescheduled(self) -> io::Result<Self> {
+        let tid = Tid::new(self.tid).ok_or(io::ErrorKind::InvalidData)?;
+        let policy = Some(PolicyBefore::of(tid)?);
+        Ok(Self { policy, ..self })
     }
 
     /// Whether it hasn't ended; another thread may have its number.
@@ -59,7 +113,27 @@ impl BorrowedThread {
         tid.is_some_and(|tid| started(root, self.pid, tid).ok() == Some(self.started))
     }
 
-    /// Puts all of it back; nothing is to be done for a thread that has ended.
+    /// Puts its scheduling policy back, if that was changed. To be called first: a real-time thread that
+    /// leaves its pCPU starves others.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_SYS_NICE for another user's thread, or for a real-time policy that it had.
+    pub fn put_policy_back(&self, root: &HostRoot) -> io::Result<()> {
+        let Some(policy) = self.policy else {
+            return Ok(());
+        };
+        self.on_thread(root, |thread| {
+            let tid = thread.tid()?;
+            match PolicyBefore::of(tid)? == policy {
+                true => Ok(()),
+                false => policy
+                    .with_flags_of(&SchedAttr::of(tid)?)
+                    .set(thread.tid()?),
+            }
+        })
+    }
+
+    /// Puts the rest of it back; nothing is to be done for a thread that has ended.
     ///
     /// # Errors
     /// `EPERM` without CAP_SYS_NICE for another user's thread; `EINVAL` when none of its pCPUs is
@@ -67,6 +141,15 @@ impl BorrowedThread {
     /// SCHED_DEADLINE thread that would leave pCPUs of its root domain. The pCPUs come first: when
     /// they are refused, the clamps stay too.
     pub fn put_back(&self, root: &HostRoot) -> io::Result<()> {
+        self.on_thread(root, |thread| self.put_back_on(thread))
+    }
+
+    /// Has `put` put something back on it, if it has not ended.
+    fn on_thread(
+        &self,
+        root: &HostRoot,
+        put: impl FnOnce(&HostThread) -> io::Result<()>,
+    ) -> io::Result<()> {
         let Some(tid) = Tid::new(self.tid) else {
             return Ok(());
         };
@@ -75,7 +158,7 @@ impl BorrowedThread {
         if !self.lives(root) {
             return Ok(());
         }
-        let put = thread.and_then(|thread| self.put_back_on(&thread));
+        let put = thread.and_then(|thread| put(&thread));
         // It may have ended since; and without uclamp in the kernel it has no clamps.
         put.or_else(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH | libc::EOPNOTSUPP) => Ok(()),
@@ -158,6 +241,30 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_thread_has_its_policy_again() {
+        let (root, pid) = (HostRoot::default(), std::process::id());
+        let tried = thread::spawn(move || {
+            let tid = Tid::current();
+            let borrowed = BorrowedThread::look(&root, pid, tid, false)?.rescheduled()?;
+            let fifo = SchedAttr {
+                policy: SchedAttr::FIFO,
+                priority: 1,
+                flags: SchedAttr::RESET_ON_FORK,
+                ..SchedAttr::default()
+            };
+            fifo.set(tid)?;
+            // Twice, as by a server and then its guardian.
+            borrowed.put_policy_back(&root)?;
+            borrowed.put_policy_back(&root)?;
+            Ok::<_, io::Error>((PolicyBefore::of(tid)?, borrowed.policy))
+        });
+        match tried.join().unwrap() {
+            Err(error) => println!("SKIP: this process may not raise priorities: {error}"),
+            Ok((now, before)) => assert_eq!(Some(now), before),
+        }
     }
 
     #[test]

@@ -62,11 +62,6 @@ pub(super) fn mount_point(root: &HostRoot) -> Result<PathBuf, CgroupError> {
     Ok(root.path(&point))
 }
 
-/// The calling process' own group.
-pub(super) fn own_group(root: &HostRoot, mount: &Path) -> Result<PathBuf, CgroupError> {
-    group_of(&root.own_process(), mount)
-}
-
 /// The group of the process of this directory in procfs, by cgroups(7): the line `0::/path`.
 pub(super) fn group_of(process: &Path, mount: &Path) -> Result<PathBuf, CgroupError> {
     let groups = read(&process.join("cgroup"))?;

@@ -59,6 +59,8 @@ pub enum ActuatorKind {
     Cgroup(Placement),
     /// The same, on groups that are there.
     Adopted(AdoptedGroups),
+    /// The same, on the VM's groups in a real-time partition.
+    Partition(PartitionGroups),
     /// [`ThreadActuator`].
     Thread,
     /// Nothing: every request is [`ActuateError::NotApplicable`].
@@ -147,7 +149,8 @@ impl HostActuator {
     /// Makes what was chosen, for vCPUs whose domains are `domains`, in order of their numbers.
     ///
     /// # Errors
-    /// As [`CgroupActuator::create`] and [`CgroupActuator::adopt`]; without groups there is none.
+    /// As [`CgroupActuator::create`], [`CgroupActuator::adopt`] and [`CgroupActuator::within`]; without
+    /// groups there is none.
     pub fn build(
         kind: &ActuatorKind,
         tree: &dyn CgroupTree,
@@ -158,24 +161,16 @@ impl HostActuator {
                 On::Groups(CgroupActuator::create(tree, place, domains)?)
             }
             ActuatorKind::Adopted(groups) => On::Groups(CgroupActuator::adopt(groups, domains)?),
+            ActuatorKind::Partition(groups) => On::Groups(CgroupActuator::within(
+                |domain| groups.domain(domain),
+                domains,
+            )?),
             ActuatorKind::Thread => On::Threads(ThreadActuator::new(domains)),
             ActuatorKind::Nothing => On::Nothing,
         };
-        Ok(Self::new(on, domains))
-    }
-
-    /// Uses the groups that another program has made in a real-time partition.
-    ///
-    /// # Errors
-    /// As [`CgroupActuator::within`].
-    pub fn in_partition(
-        groups: &PartitionGroups,
-        domains: &[DomainId],
-    ) -> Result<Self, CgroupError> {
-        let on = CgroupActuator::within(|domain| groups.domain(domain), domains)?;
         Ok(Self {
-            real_time: true,
-            ..Self::new(On::Groups(on), domains)
+            real_time: matches!(kind, ActuatorKind::Partition(_)),
+            ..Self::new(on, domains)
         })
     }
 

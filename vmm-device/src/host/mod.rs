@@ -42,7 +42,7 @@ mod thread_actuator;
 mod topology;
 
 pub use adopted_groups::AdoptedGroups;
-pub use borrowed_thread::BorrowedThread;
+pub use borrowed_thread::{BorrowedThread, PolicyBefore};
 pub use cgroup::{
     CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, GroupRecord, KernelTree, Leftover, REST_NAME,
     leftovers, remove,

@@ -19,8 +19,9 @@ use std::path::{Path, PathBuf};
 use super::HostRoot;
 use super::cgroup::{CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, REST_NAME, make_threaded, unmake};
 use super::cgroup_error::CgroupError;
-use super::cgroup_fs::{cgroup_mount, children, own_group, read, write};
+use super::cgroup_fs::{cgroup_mount, children, group_of, read, write};
 use super::limits::check_kept;
+use super::sys::Tid;
 use crate::units::DomainId;
 
 /// Where a VM's groups are. They need not exist.
@@ -30,8 +31,10 @@ pub struct PartitionGroups {
     pub top: PathBuf,
     /// Where the VM's process came from.
     pub origin: PathBuf,
-    /// The VM's process.
+    /// The process that makes the groups: the VM's, or its server. They have its number.
     pub pid: u32,
+    /// The VM's process.
+    pub process: u32,
     /// The domains of real-time vCPUs.
     pub rt: Vec<DomainId>,
 }
@@ -49,13 +52,38 @@ impl PartitionGroups {
         pid: u32,
         rt: Vec<DomainId>,
     ) -> Result<Self, CgroupError> {
+        Self::at(root, &root.own_process(), (top, pid, pid), rt)
+    }
+
+    /// The same for a VM of process `process`, which process `pid` serves.
+    ///
+    /// # Errors
+    /// As [`Self::here`].
+    pub fn of_process(
+        root: &HostRoot,
+        top: PathBuf,
+        (pid, process): (u32, u32),
+        rt: Vec<DomainId>,
+    ) -> Result<Self, CgroupError> {
+        let dir = root.path(format!("proc/{process}"));
+        Self::at(root, &dir, (top, pid, process), rt)
+    }
+
+    /// For the VM's process, which has this directory in procfs.
+    fn at(
+        root: &HostRoot,
+        dir: &Path,
+        (top, pid, process): (PathBuf, u32, u32),
+        rt: Vec<DomainId>,
+    ) -> Result<Self, CgroupError> {
         let mount = cgroup_mount(root)?;
-        let origin = own_group(root, &mount)?;
+        let origin = group_of(dir, &mount)?;
         check_kept(&mount, &origin, &top)?;
         Ok(Self {
             top,
             origin,
             pid,
+            process,
             rt,
         })
     }
@@ -83,7 +111,7 @@ impl PartitionGroups {
         format!("{GROUP_PREFIX}{}.", self.pid)
     }
 
-    /// Makes the groups with one for each of `domains`, and moves the process there. What a dead
+    /// Makes the groups with one for each of `domains`, and moves the VM's process there. What a dead
     /// process of the same number left is taken away first.
     ///
     /// # Errors
@@ -99,11 +127,12 @@ impl PartitionGroups {
         for domain in ids {
             make_threaded(tree, &self.domain(domain))?;
         }
-        write(&self.rest().join("cgroup.procs"), &self.pid.to_string())
+        write(&self.rest().join("cgroup.procs"), &self.process.to_string())
     }
 
-    /// Removes the groups and moves the process, if it lives, to where it came from, or to the
-    /// partition's parent when that is gone. Nothing to do when they aren't there.
+    /// Removes the groups and moves the VM's process, if it lives, to where it came from, or to the
+    /// partition's parent when that is gone; and with it the processes that it has started. Nothing to
+    /// do when they aren't there.
     ///
     /// # Errors
     /// [`CgroupError::Busy`] while ending threads are still in one: call again. Otherwise
@@ -114,16 +143,37 @@ impl PartitionGroups {
         if groups.is_empty() {
             return Ok(());
         }
-        let pid = self.pid.to_string();
+        let process = self.process.to_string();
         let processes = read(&self.top.join("cgroup.procs")).unwrap_or_default();
-        if processes.split_whitespace().any(|process| process == pid) {
-            let parent = self.top.parent().unwrap_or(&self.top);
-            let home = write(&self.origin.join("cgroup.procs"), &pid);
-            // A process that has ended meanwhile needs no move. Other failures show at the rmdir
-            // below.
-            drop(home.or_else(|_| write(&parent.join("cgroup.procs"), &pid)));
+        if processes.split_whitespace().any(|found| found == process) {
+            self.move_home(&process);
+        }
+        for group in &groups {
+            // The number of a thread stands for its process.
+            let left = read(&group.join("cgroup.threads")).unwrap_or_default();
+            left.split_whitespace().for_each(|tid| self.move_home(tid));
         }
         groups.iter().try_for_each(|group| unmake(tree, group))
+    }
+
+    /// A process that has ended meanwhile needs no move. Other failures show when its group is removed.
+    fn move_home(&self, process: &str) {
+        let parent = self.top.parent().unwrap_or(&self.top);
+        let home = write(&self.origin.join("cgroup.procs"), process);
+        drop(home.or_else(|_| write(&parent.join("cgroup.procs"), process)));
+    }
+
+    /// Moves threads out of the groups of real-time domains that run none of their vCPUs: what a vCPU's
+    /// thread starts is born there. One that has ended meanwhile needs no move.
+    pub fn keep_others_out(&self, vcpus: &[Tid]) {
+        let rest = self.rest().join("cgroup.threads");
+        for domain in &self.rt {
+            let group = self.domain(*domain);
+            let there = read(&group.join("cgroup.threads")).unwrap_or_default();
+            let tids = there.split_whitespace().filter_map(|tid| tid.parse().ok());
+            let others = tids.filter_map(Tid::new).filter(|tid| !vcpus.contains(tid));
+            others.for_each(|tid| drop(write(&rest, &tid.to_string())));
+        }
     }
 
     /// Those of the groups that are there.

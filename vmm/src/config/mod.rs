@@ -11,11 +11,15 @@ pub mod topology;
 
 use std::collections::BTreeSet;
 
+use anyhow::bail;
 use vcpufreq_device::{DomainId, Khz, RatedCapacity, Util, host::ActuatorChoice};
 use vcpufreq_dt::Opp;
 
 use crate::{
-    options::{RunArgs, rt_values::RtPolicy},
+    options::{
+        RunArgs,
+        rt_values::{ResumeLatency, RtPolicy},
+    },
     vm::VmSpec,
 };
 
@@ -64,6 +68,42 @@ pub fn rt_pcpus(vcpus: &[VcpuConfig]) -> Vec<u32> {
     rt.flat_map(|vcpu| vcpu.pin.clone()).collect()
 }
 
+/// What a guest asks for of a real-time host, checked.
+#[derive(Clone, Copy, Debug)]
+pub struct RtWish<'a> {
+    /// Its vCPUs.
+    pub vcpus: &'a [VcpuConfig],
+    /// A lower bound for each vCPU's requests.
+    pub floors: &'a [Util],
+    /// The wake-up latency of the real-time vCPUs' pCPUs.
+    pub resume_latency: Option<ResumeLatency>,
+}
+
+impl RtWish<'_> {
+    /// Whether it has a real-time vCPU.
+    pub fn is_real_time(&self) -> bool {
+        self.vcpus.iter().any(|vcpu| vcpu.rt.is_some())
+    }
+
+    /// Whether what clamps the vCPUs can keep their floors.
+    ///
+    /// # Errors
+    /// When there are some, and nothing clamps.
+    pub fn check_clamped(&self, actuator: ActuatorChoice) -> anyhow::Result<()> {
+        let has_floor = self.floors.iter().any(|floor| *floor > Util::ZERO);
+        if actuator == ActuatorChoice::Nothing && has_floor {
+            bail!("--actuator none can't keep a --floor; leave one of them out");
+        }
+        Ok(())
+    }
+}
+
+/// The pCPUs that these are pinned to, each once.
+pub fn pinned(vcpus: &[VcpuConfig]) -> Vec<u32> {
+    let pins = vcpus.iter().flat_map(|vcpu| &vcpu.pin);
+    pins.copied().collect::<BTreeSet<_>>().into_iter().collect()
+}
+
 /// A guest, checked.
 #[derive(Debug)]
 pub struct RunConfig {
@@ -90,14 +130,17 @@ impl RunConfig {
         !self.options.vcpus.no_bridge
     }
 
-    /// Whether a clamp has a lower bound.
-    pub fn has_floor(&self) -> bool {
-        self.floors.iter().any(|floor| *floor > Util::ZERO)
-    }
-
     /// The pCPUs that vCPUs are pinned to, each once.
     pub fn pinned(&self) -> Vec<u32> {
-        let pins = self.vcpus.iter().flat_map(|vcpu| &vcpu.pin);
-        pins.copied().collect::<BTreeSet<_>>().into_iter().collect()
+        pinned(&self.vcpus)
+    }
+
+    /// What it asks for of a real-time host.
+    pub fn rt(&self) -> RtWish<'_> {
+        RtWish {
+            vcpus: &self.vcpus,
+            floors: &self.floors,
+            resume_latency: self.options.bounds.resume_latency_us,
+        }
     }
 }

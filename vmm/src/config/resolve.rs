@@ -46,7 +46,7 @@ use vcpufreq_device::host::{CpufreqPolicy, HostCpus, HostOpp, Pcpu};
 /// The first rule that is broken: options first, then files, then the host.
 pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig> {
     let count = vcpu_count(&options.vcpus)?;
-    check_named(values::largest(&options.floor), count)?;
+    check_named(values::largest(&options.bounds.floor), count)?;
     check_scx(&options)?;
     options.check_multi_tenant()?;
     let kernel = options.kernel.as_deref();
@@ -58,7 +58,8 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
     let vcpus = vcpus(&options.vcpus, host, count)?;
     // A kernel without a banner may be any.
     let preempt_rt = kernel.preempt_rt()?.unwrap_or(true);
-    let floors = rt::floors(&options, &vcpus, &host.online())?;
+    let floors = rt::floors(&options.bounds, &vcpus, &host.online())?;
+    rt::check_run(&options, &floors)?;
     Ok(RunConfig {
         vm: VmSpec {
             kernel,
@@ -109,7 +110,11 @@ pub fn vcpu_count(options: &VcpuArgs) -> anyhow::Result<u32> {
     Ok(count)
 }
 
-fn check_named(largest: Option<u32>, count: u32) -> anyhow::Result<()> {
+/// Whether options for vCPUs up to `largest` have these.
+///
+/// # Errors
+/// Names the first that isn't there.
+pub fn check_named(largest: Option<u32>, count: u32) -> anyhow::Result<()> {
     match largest {
         Some(vcpu) if vcpu >= count => bail!(
             "there is no vCPU {vcpu}: the guest has {count} (numbers from 0); raise --cpus or correct the option"

@@ -5,29 +5,37 @@ use anyhow::bail;
 use vcpufreq_device::{Util, host::CpuList};
 
 use super::VcpuConfig;
-use crate::options::{RunArgs, values::of_vcpu};
+use crate::options::{BoundArgs, RunArgs, values::of_vcpu};
 
-/// Checks the real-time side of these options; the lower bound of each vCPU's requests.
+/// Checks the real-time side of `vcpus` and these bounds; the lower bound of each vCPU's requests.
 ///
 /// # Errors
 /// The first rule that is broken.
 pub fn floors(
-    options: &RunArgs,
+    bounds: &BoundArgs,
     vcpus: &[VcpuConfig],
     online: &CpuList,
 ) -> anyhow::Result<Vec<Util>> {
     check_pins(vcpus, online)?;
-    let floor = |(number, (vcpu, config))| match of_vcpu(&options.floor, number) {
+    let floor = |(number, (vcpu, config))| match of_vcpu(&bounds.floor, number) {
         Some(khz) => floor(vcpu, config, *khz),
         None => Ok(Util::ZERO),
     };
     let floors = (0..).zip(vcpus.iter().enumerate()).map(floor);
     let floors: Vec<_> = floors.collect::<anyhow::Result<_>>()?;
+    if bounds.resume_latency_us.is_some() && vcpus.iter().all(|vcpu| vcpu.rt.is_none()) {
+        bail!("--resume-latency-us is for real-time vCPUs' pCPUs; give --rt too");
+    }
+    Ok(floors)
+}
+
+/// Checks what else a guest of `run` with these floors can't have.
+///
+/// # Errors
+/// The first rule that is broken.
+pub fn check_run(options: &RunArgs, floors: &[Util]) -> anyhow::Result<()> {
     if options.vcpus.no_bridge && floors.iter().any(|floor| *floor > Util::ZERO) {
         bail!("--floor is a bound on requests, of which there are none with --no-bridge");
-    }
-    if options.resume_latency_us.is_some() && vcpus.iter().all(|vcpu| vcpu.rt.is_none()) {
-        bail!("--resume-latency-us is for real-time vCPUs' pCPUs; give --rt too");
     }
     let mem_mib = options.mem.0;
     let page_mib = options.hugepages.unwrap_or_default().bytes() >> 20;
@@ -36,7 +44,7 @@ pub fn floors(
             "{mem_mib} MiB of memory is no multiple of the huge pages' {page_mib} MiB; change --mem"
         );
     }
-    Ok(floors)
+    Ok(())
 }
 
 /// `floor(capacity × kHz / reference)`, as a request of so many kHz would be clamped.

@@ -142,8 +142,10 @@ impl<'a> Cleaner<'a> {
     /// Undoes what `record` names, as far as it can be, and removes it from `dir` if that is all.
     /// What is left, a line each.
     pub fn end(&self, dir: &StateDir, record: &VmmRecord, cleaned: &mut Cleaned) -> Vec<String> {
-        // What waits for threads that end comes first: others wait for the lock.
-        let mut left = self.own_groups(record, cleaned);
+        // A real-time thread that leaves its pCPU starves others.
+        let mut left = self.put_policies_back(record);
+        // What waits for threads that end comes next: others wait for the lock.
+        left.extend(self.own_groups(record, cleaned));
         let raises = record.raises().paths().next().is_some();
         let lock = raises.then(|| dir.lock());
         // Without the lock the rest is undone all the same.
@@ -183,7 +185,19 @@ impl<'a> Cleaner<'a> {
         left
     }
 
-    /// Puts back what it changed of others' groups and threads. What is left.
+    /// Puts the scheduling policies of others' threads back. What is left.
+    fn put_policies_back(&self, record: &VmmRecord) -> Vec<String> {
+        let put = record.threads.iter().map(|thread| {
+            let host::BorrowedThread { pid, tid, .. } = thread;
+            let put = thread.put_policy_back(self.host);
+            put.map_err(|error| {
+                format!("the policy of thread {tid} of process {pid} can't be put back: {error}")
+            })
+        });
+        put.filter_map(Result::err).collect()
+    }
+
+    /// Puts back what else it changed of others' groups and threads. What is left.
     fn put_back(&self, dir: &StateDir, record: &VmmRecord) -> Vec<String> {
         let mut left = Vec::new();
         if let Some(adopted) = &record.adopted {

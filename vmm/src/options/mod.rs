@@ -93,12 +93,9 @@ pub struct RunArgs {
     /// The vCPUs.
     #[command(flatten)]
     pub vcpus: VcpuArgs,
-    /// Performance in kHz that requests can't undercut
-    #[arg(long, value_name = "VCPUS=KHZ")]
-    pub floor: Vec<PerVcpu<u32>>,
-    /// Wake-up latency of the real-time vCPUs' pCPUs: µs, or n/a for none
-    #[arg(long, value_name = "US")]
-    pub resume_latency_us: Option<ResumeLatency>,
+    /// Bounds that hold while the guest runs.
+    #[command(flatten)]
+    pub bounds: BoundArgs,
     /// Guest memory of huge pages: 2M or 1G
     #[arg(long, value_name = "SIZE")]
     pub hugepages: Option<PageSize>,
@@ -131,6 +128,17 @@ pub struct RunArgs {
     /// The sandbox.
     #[command(flatten)]
     pub sandbox: SandboxArgs,
+}
+
+/// Bounds on the host that `run`, `serve` and `qemu` keep while a guest runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+pub struct BoundArgs {
+    /// Performance in kHz that requests can't undercut
+    #[arg(long, value_name = "VCPUS=KHZ")]
+    pub floor: Vec<PerVcpu<u32>>,
+    /// Wake-up latency of the real-time vCPUs' pCPUs: µs, or n/a for none
+    #[arg(long, value_name = "US")]
+    pub resume_latency_us: Option<ResumeLatency>,
 }
 
 /// What `run`, `serve` and `qemu` give up before a guest runs.

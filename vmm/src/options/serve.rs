@@ -6,7 +6,7 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::bail;
 use clap::Args;
 
-use super::{ActuatorWish, BridgeArgs, SandboxArgs, VcpuArgs};
+use super::{ActuatorWish, BoundArgs, BridgeArgs, SandboxArgs, VcpuArgs};
 
 /// Options of `serve`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
@@ -61,6 +61,9 @@ pub struct ServedArgs {
     /// The vCPUs.
     #[command(flatten)]
     pub vcpus: VcpuArgs,
+    /// Bounds that hold while it runs.
+    #[command(flatten)]
+    pub bounds: BoundArgs,
     /// The bridge.
     #[command(flatten)]
     pub bridge: BridgeArgs,
@@ -76,8 +79,8 @@ impl ServedArgs {
     /// # Errors
     /// Names the option that doesn't, and what to do.
     pub fn check(&self) -> anyhow::Result<()> {
-        if self.vcpus.no_bridge || !self.vcpus.rt.is_empty() {
-            bail!("a VM of another program has neither --no-bridge nor --rt; leave them out");
+        if self.vcpus.no_bridge {
+            bail!("a VM of another program is served by its bridge; leave --no-bridge out");
         }
         if self.bridge.actuator == ActuatorWish::Scx {
             bail!("--actuator scx needs a guest of vcpufreq run; take another --actuator");

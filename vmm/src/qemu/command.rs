@@ -176,6 +176,14 @@ impl<'a> QemuCommand<'a> {
         self.is_kvm() || self.has("enable-kvm") || accelerators.chain(self.texts("M")).any(kvm)
     }
 
+    /// Whether QEMU locks its memory, all of it at once: `-overcommit mem-lock=on`, without `on-fault`.
+    pub fn locks_memory(&self) -> bool {
+        let parts = self.texts("overcommit").flat_map(|text| text.split(','));
+        let lock = parts.filter_map(|part| part.strip_prefix("mem-lock="));
+        lock.last()
+            .is_some_and(|value| ["on", "yes", "true", "y"].contains(&value))
+    }
+
     fn has(&self, name: &str) -> bool {
         let is = |word: &OsString| word.to_str().and_then(option) == Some(name);
         self.seen.iter().any(is)
@@ -367,6 +375,22 @@ mod tests {
         }
         for line in ["qemu -smp sockets=2,cores=2", "qemu -smp many"] {
             assert!(of(line, |line| line.cpus().is_err()), "{line}");
+        }
+    }
+
+    #[test]
+    fn memory_is_locked_by_the_last_word() {
+        for (line, locks) in [
+            ("qemu -smp 2", false),
+            ("qemu -overcommit mem-lock=on", true),
+            ("qemu --overcommit cpu-pm=on,mem-lock=on", true),
+            ("qemu -overcommit mem-lock=on-fault", false),
+            (
+                "qemu -overcommit mem-lock=on -overcommit mem-lock=off",
+                false,
+            ),
+        ] {
+            assert_eq!(of(line, |line| line.locks_memory()), locks, "{line}");
         }
     }
 

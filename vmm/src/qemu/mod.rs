@@ -19,7 +19,7 @@ use std::{
     process::{Child, Command, ExitStatus},
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -27,6 +27,7 @@ use nix::{
 use vcpufreq_device::host::{CpuList, HostRoot, Tid};
 
 use crate::{
+    config::rt_pcpus,
     message::{chain, warn},
     options::serve::QemuArgs,
     serve::{
@@ -42,6 +43,9 @@ use tree::Tree;
 const WORKER_DIED: &str =
     "the process that carries out requests has died; the guest goes on without clamps";
 
+/// The exit code when a real-time guest was not served.
+const REFUSED: u8 = 2;
+
 /// What a shell reports for a program that a signal ended.
 const SIGNALLED: i32 = 128;
 
@@ -51,13 +55,15 @@ const SIGNALLED: i32 = 128;
 /// Whatever keeps QEMU from starting, in one line.
 pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     let command = QemuCommand::read(&options.command)?;
+    if !options.served.vcpus.rt.is_empty() && !command.locks_memory() {
+        bail!("a real-time guest's memory has to be locked; give QEMU -overcommit mem-lock=on");
+    }
     let cpus = &mut options.served.vcpus.cpus;
     if cpus.is_none() {
         *cpus = Some(command.cpus()?);
     }
     let mut served = Served::check(options.served, HostRoot::default())?;
-    let pins = served.vcpus.iter().map(|vcpu| &*vcpu.pin);
-    let alike = pcpus_alike(&HostRoot::default(), pins).filter(|_| command.has_kvm());
+    let alike = start_pcpus(&served).filter(|_| command.has_kvm());
     let tree = start_on(alike.as_ref(), || Tree::make(&command, &served))??;
     served.create_events()?;
     let (stream, of_qemu) = UnixStream::pair().context("can't make a pair of sockets")?;
@@ -80,10 +86,24 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
         signals: &signals,
         waiting,
         machine: None,
+        was_served: false,
         refusals,
     };
-    let status = supervisor.run(&mut qemu)?;
-    Ok(exit_code(status))
+    let (status, was_served) = supervisor.run(&mut qemu)?;
+    // QEMU ends by itself when it is refused, and doesn't know why.
+    match served.rt().is_real_time() && !was_served {
+        true => Ok(REFUSED),
+        false => Ok(exit_code(status)),
+    }
+}
+
+/// pCPUs of one type for QEMU's start, if not all are. Real-time vCPUs' are theirs from the start.
+fn start_pcpus(served: &Served) -> Option<CpuList> {
+    let (rt, others): (Vec<_>, Vec<_>) = served.vcpus.iter().partition(|vcpu| vcpu.rt.is_some());
+    let pins = others.iter().chain(&rt).map(|vcpu| &*vcpu.pin);
+    let alike = pcpus_alike(&HostRoot::default(), pins)?;
+    let alike = alike.without(&rt_pcpus(&served.vcpus).into_iter().collect());
+    (!alike.is_empty()).then_some(alike)
 }
 
 /// QEMU with what carries the bridge; a line says what that is, and what the guest will see.
@@ -119,12 +139,14 @@ struct Supervisor<'a> {
     waiting: PendingVmms,
     /// From then on, unless it can't be served.
     machine: Option<ServedVm>,
+    /// Whether it was.
+    was_served: bool,
     refusals: Refusals,
 }
 
 impl Supervisor<'_> {
-    /// Serves QEMU's machine until QEMU ends.
-    fn run(mut self, qemu: &mut Child) -> anyhow::Result<ExitStatus> {
+    /// Serves QEMU's machine until QEMU ends; and whether it was served.
+    fn run(mut self, qemu: &mut Child) -> anyhow::Result<(ExitStatus, bool)> {
         let status = loop {
             // QEMU may have ended before the signals were taken. This question comes first, so that
             // `ready` names a QEMU that has ended unserved.
@@ -144,13 +166,14 @@ impl Supervisor<'_> {
         // Behind QEMU's own.
         let words = self.refusals.last_words();
         words.iter().for_each(|words| warn(words));
-        Ok(status)
+        Ok((status, self.was_served))
     }
 
     fn start(&mut self, vmm: ServedVmm, threads: &[Option<Tid>]) {
         let started = ServedVm::start(self.served, vmm, threads);
         let failed = |error: &anyhow::Error| not_served(&mut self.refusals, error);
         self.machine = started.inspect_err(failed).ok();
+        self.was_served |= self.machine.is_some();
     }
 
     /// Serves the vCPUs that QEMU has now, if they are others. Else QEMU goes on alone: this program

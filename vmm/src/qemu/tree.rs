@@ -76,7 +76,8 @@ impl Tree {
             .and_then(|path| KernelImage::open(&path).ok());
         let preempt_rt = |mut kernel: KernelImage| matches!(kernel.preempt_rt(), Ok(Some(true)));
         // A guest that QEMU emulates doesn't wake from it.
-        let standby = command.has_kvm() && kernel.is_some_and(preempt_rt);
+        let is_rt = served.rt().is_real_time() || kernel.is_some_and(preempt_rt);
+        let standby = command.has_kvm() && is_rt;
         let region = topology::registers(&served.vcpus, 0);
         let machine = topology::machine(&served.vcpus, Some(region), standby)
             .context("can't describe the guest's CPUs; correct --table or --capacity")?

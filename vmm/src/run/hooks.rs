@@ -15,10 +15,10 @@ use vcpufreq_device::{
     kvm::{BridgeHandle, KvmOffload},
 };
 
-use super::rt::RtGuest;
 use crate::{
     lifecycle::guardian::GuardianSocket,
     message::warn,
+    rt_guest::RtGuest,
     sandbox::{Limits, Sandbox, ThreadClass},
     vm::Hooks,
 };

@@ -10,7 +10,6 @@
 pub mod bridge;
 mod hooks;
 mod offer;
-mod rt;
 mod summary;
 
 use std::sync::Arc;
@@ -27,7 +26,6 @@ use self::{
     bridge::{GuestBridge, observe},
     hooks::GuestHooks,
     offer::HostOffer,
-    rt::RtGuest,
     summary::summary,
 };
 use crate::{
@@ -41,6 +39,7 @@ use crate::{
     },
     message::warn,
     options::RunArgs,
+    rt_guest::RtGuest,
     sandbox::{Confined, Limits, Sandbox},
     sys,
     vm::{self, RunReport, console_output::ConsoleEnd, layout},
@@ -83,7 +82,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
         false => Some(InForce::look(&kernel)?),
     };
     let record = applied.as_ref().and_then(InForce::record);
-    let rt = RtGuest::of_host(&config, &host, record)?;
+    let rt = RtGuest::of_host(&config.rt(), &host, record)?;
     let groups = offer.as_ref().and_then(HostOffer::groups);
     let groups = groups.filter(|_| rt.partition().is_none());
     rt.leave_cpus(&host)?;
@@ -103,7 +102,9 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     });
     let still = applied.as_ref().map(|applied| applied.check_still(&kernel));
     let begun = still.transpose().map_err(Into::into);
-    let begun = begun.and_then(|_| rt.begin(&host));
+    let begun = begun
+        .and_then(|_| rt.begin(&host))
+        .and_then(|()| rt.lock_memory());
     // From here on the record keeps apply and restore off.
     drop(applied);
     let ran = begun
@@ -222,19 +223,14 @@ fn make_actuator(
     chosen: &Chosen,
 ) -> anyhow::Result<HostActuator> {
     let domains: Vec<_> = config.vcpus.iter().map(|vcpu| vcpu.domain).collect();
-    // The groups of a partition need no place of their own.
-    let grouped = matches!(
-        config.actuator,
-        ActuatorChoice::Auto | ActuatorChoice::Cgroup
-    );
-    if let Some(groups) = rt.partition().filter(|_| grouped) {
-        return HostActuator::in_partition(groups, &domains)
+    let build = |kind: &ActuatorKind| HostActuator::build(kind, &KernelTree, &domains);
+    if let Some(in_partition) = rt.clamped_in_partition(config.actuator) {
+        return build(&in_partition.kind)
             .context("can't clamp in the real-time partition; see vcpufreq rt check");
     }
     if config.actuator == ActuatorChoice::Auto && chosen.kind == ActuatorKind::Thread {
         warn(&chosen.reason);
     }
-    let build = |kind| HostActuator::build(kind, &KernelTree, &domains);
     match build(&chosen.kind) {
         Err(why) if config.actuator == ActuatorChoice::Auto => {
             warn(&format!(

@@ -46,9 +46,7 @@ impl HostOffer {
                 "{why}; change that, {NEXT}, or let it only read what it gets (--actuator none)"
             )
         })?;
-        if chosen.kind == ActuatorKind::Nothing && config.has_floor() {
-            bail!("--actuator none can't keep a --floor; leave one of them out");
-        }
+        config.rt().check_clamped(config.actuator)?;
         let mut notes = Vec::new();
         let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         let source =
@@ -69,7 +67,10 @@ impl HostOffer {
     pub fn groups(&self) -> Option<host::GroupRecord> {
         match &self.chosen.kind {
             ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
-            ActuatorKind::Adopted(_) | ActuatorKind::Thread | ActuatorKind::Nothing => None,
+            ActuatorKind::Adopted(_)
+            | ActuatorKind::Partition(_)
+            | ActuatorKind::Thread
+            | ActuatorKind::Nothing => None,
         }
     }
 }

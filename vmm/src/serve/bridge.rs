@@ -25,6 +25,7 @@ use crate::{
     events::{EventReport, EventWriter},
     kernel_version::host_headroom,
     message::warn,
+    rt_guest::RtGuest,
     run::bridge::{StderrDiagnostics, answer_stats, observe},
     sandbox::{Confined, Limits, Sandbox},
     stats::{StatsServer, TimeInState},
@@ -43,6 +44,8 @@ pub struct BridgePlan<'a> {
     pub shared: SharedWithVmm,
     /// The VMM's threads that run vCPUs; none of one that was unplugged.
     pub threads: &'a [Option<Tid>],
+    /// The VM's real-time side.
+    pub rt: &'a RtGuest,
     /// Whether clamps are set on these threads, which may be another user's.
     pub clamps_threads: bool,
 }
@@ -161,13 +164,17 @@ impl BridgePlan<'_> {
                 }
                 continue;
             };
-            handle.register_thread(vcpu, *tid)?;
+            let thread = HostThread::of_process(&self.served.host, self.vmm, *tid)?;
+            // Its pCPU is in the partition only.
+            self.rt.enter_partition(vcpu, thread.tid()?)?;
             let pcpus = &self.served.vcpus[vcpu.index()].pin;
             if !pcpus.is_empty() {
-                HostThread::of_process(&self.served.host, self.vmm, *tid)
-                    .and_then(|thread| host::pin(thread.tid()?, pcpus))
-                    .with_context(|| format!("vCPU {vcpu} can't be pinned; correct --pin"))?;
+                let pinned = thread.tid().and_then(|tid| host::pin(tid, pcpus));
+                pinned.with_context(|| format!("vCPU {vcpu} can't be pinned; correct --pin"))?;
             }
+            self.rt.schedule(vcpu, thread.tid()?)?;
+            // Takes the clamp away that a real-time thread starts with.
+            handle.register_thread(vcpu, *tid)?;
         }
         Ok(())
     }

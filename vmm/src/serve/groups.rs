@@ -37,7 +37,7 @@ impl SeenGroups {
     /// makes itself.
     pub fn clamped_by(self, kind: &ActuatorKind) -> Option<Self> {
         match kind {
-            ActuatorKind::Cgroup(_) => None,
+            ActuatorKind::Cgroup(_) | ActuatorKind::Partition(_) => None,
             ActuatorKind::Adopted(groups) => Some(Self {
                 clamped: Some(paths(groups)),
                 ..self

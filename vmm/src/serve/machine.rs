@@ -16,6 +16,7 @@ use super::{
     EndSignals, Served, ServedVmm, SharedWithVmm,
     groups::SeenGroups,
     hand_over::{HandOver, RING_EVERY},
+    other_threads::OtherThreads,
     starting::Starting,
     takeover,
     threads::FoundThreads,
@@ -49,6 +50,8 @@ pub struct ServedVm {
     /// Why its vCPUs have no cgroups, until that is reported.
     no_groups: Cell<Option<String>>,
     threads: FoundThreads,
+    /// Those that run no vCPU.
+    others: OtherThreads,
     /// Its guardian has ended, and another one could not be started.
     is_unguarded: bool,
 }
@@ -111,6 +114,7 @@ impl ServedVm {
                 groups: parts.groups,
                 no_groups: parts.no_groups,
                 threads: parts.threads,
+                others: parts.others,
                 is_unguarded: false,
             }),
             Err(error) => {
@@ -226,6 +230,7 @@ impl ServedVm {
         } else {
             self.warn_of_no_groups();
             self.threads.pin_again();
+            self.others.keep_off();
             Fate::Same
         }
     }

@@ -12,8 +12,10 @@
 mod bridge;
 mod groups;
 mod hand_over;
+mod locked;
 mod machine;
 pub(crate) mod manager;
+mod other_threads;
 mod pending_vmms;
 mod qmp;
 mod refusals;

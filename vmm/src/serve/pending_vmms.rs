@@ -2,7 +2,6 @@
 //! VMMs that are to be served, while they start the threads of their vCPUs.
 
 use std::{
-    fs,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -10,7 +9,7 @@ use std::{
 use anyhow::bail;
 use vcpufreq_device::{
     MAX_VCPUS,
-    host::{HostRoot, Tid, stat_field},
+    host::{HostRoot, Tid},
     kvm::shm::vcpu_threads,
 };
 
@@ -119,7 +118,7 @@ impl Candidate {
         if now <= self.until {
             return false;
         }
-        let worked = cpu_ticks(host, self.vmm.pid());
+        let worked = self.vmm.worked(host);
         let is_idle = worked == self.worked;
         self.until = now + THREADS_WITHIN;
         self.worked = worked;
@@ -201,7 +200,7 @@ impl PendingVmms {
             vmm = give_memory(served, vmm)?;
         }
         self.all.push(Candidate {
-            worked: cpu_ticks(&served.host, vmm.pid()),
+            worked: vmm.worked(&served.host),
             vmm,
             is_kept,
             until: Instant::now() + THREADS_WITHIN,
@@ -272,15 +271,6 @@ impl PendingVmms {
         });
         refused.collect()
     }
-}
-
-/// CPU time of a process, in ticks (proc(5), utime and stime).
-fn cpu_ticks(host: &HostRoot, pid: u32) -> u64 {
-    let stat = fs::read_to_string(host.path(format!("proc/{pid}/stat"))).unwrap_or_default();
-    let ticks = [14, 15]
-        .into_iter()
-        .filter_map(|number| stat_field(&stat, number));
-    ticks.filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
 }
 
 #[cfg(test)]

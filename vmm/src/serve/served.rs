@@ -4,13 +4,20 @@
 use std::fs::File;
 
 use anyhow::Context;
-use vcpufreq_device::host::{ActuatorChoice, HostCpus, HostRoot};
+use vcpufreq_device::{
+    Util,
+    host::{ActuatorChoice, HostCpus, HostRoot},
+};
+use vcpufreq_rt::{InForce, KernelHost};
 
 use crate::{
-    config::{VcpuConfig, likeness, no_frequencies::with_next_step, resolve},
+    config::{
+        RtWish, VcpuConfig, likeness, no_frequencies::with_next_step, pinned, resolve, rt, rt_pcpus,
+    },
     events,
     message::warn,
-    options::serve::ServedArgs,
+    options::{serve::ServedArgs, values::largest},
+    rt_guest::RtGuest,
     sandbox::Sandbox,
     sys,
 };
@@ -20,6 +27,7 @@ pub struct Served {
     pub(super) options: ServedArgs,
     /// Its vCPUs.
     pub vcpus: Vec<VcpuConfig>,
+    floors: Vec<Util>,
     /// What they were made like, in a line.
     pub likeness: String,
     /// How requests reach the host's scheduler.
@@ -53,17 +61,55 @@ impl Served {
         // Each VM has its own; what the host lacks is reported once.
         Sandbox::by(options.sandbox, warn)?;
         let count = resolve::vcpu_count(&options.vcpus)?;
+        resolve::check_named(largest(&options.bounds.floor), count)?;
         let cpus = HostCpus::read(&host);
         let vcpus = resolve::vcpus(&options.vcpus, &cpus, count);
         let vcpus = vcpus.map_err(|error| with_next_step(error, true, INSTEAD))?;
-        Ok(Self {
+        let served = Self {
             actuator: resolve::actuator_choice(&options.bridge)?,
             likeness: likeness::line(&options.vcpus, &cpus, &vcpus),
+            floors: rt::floors(&options.bounds, &vcpus, &cpus.online())?,
             options,
             vcpus,
             host,
             events: None,
-        })
+        };
+        served.check_real_time()?;
+        Ok(served)
+    }
+
+    /// What it asks for of a real-time host.
+    pub fn rt(&self) -> RtWish<'_> {
+        RtWish {
+            vcpus: &self.vcpus,
+            floors: &self.floors,
+            resume_latency: self.options.bounds.resume_latency_us,
+        }
+    }
+
+    /// What `vcpufreq rt apply` has set, if it matters to these vCPUs. It stays so while this is held.
+    ///
+    /// # Errors
+    /// As [`InForce::look`].
+    pub(super) fn applied(&self) -> anyhow::Result<Option<InForce>> {
+        if pinned(&self.vcpus).is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(InForce::look(&KernelHost::from(&self.host))?))
+    }
+
+    /// Checks what can be checked of real-time vCPUs without a VMM, and takes this process off their
+    /// pCPUs: with it what it starts.
+    fn check_real_time(&self) -> anyhow::Result<()> {
+        self.rt().check_clamped(self.actuator)?;
+        if !self.rt().is_real_time() {
+            return Ok(());
+        }
+        let applied = self.applied()?;
+        let record = applied.as_ref().and_then(InForce::record);
+        RtGuest::check_host(&self.rt(), &self.host, record)?;
+        RtGuest::try_policies(&self.rt())?;
+        RtGuest::leave(&rt_pcpus(&self.vcpus), &self.host)
     }
 
     /// Makes the file of --events anew: once, and by `serve` only when it has its socket.

@@ -7,13 +7,19 @@ use std::{cell::Cell, os::fd::AsRawFd, time::Duration};
 use anyhow::{Context, bail};
 use vcpufreq_device::{
     Headroom, VcpuId,
-    host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, Tid},
+    host::{
+        ActuatorChoice, ActuatorKind, BorrowedThread, Chosen, HostActuator, HostRoot, KernelTree,
+        Tid, affinity_of,
+    },
 };
+use vcpufreq_rt::{InForce, KernelHost, Record};
 
 use super::{
     Served, ServedVmm, SharedWithVmm,
     bridge::BridgePlan,
     groups::{SeenGroups, choose},
+    locked::wait_for_lock,
+    other_threads::OtherThreads,
     takeover,
     threads::FoundThreads,
     vm_process::VmProcess,
@@ -27,6 +33,7 @@ use crate::{
     },
     message::warn,
     patience::patience,
+    rt_guest::RtGuest,
 };
 
 /// How long a VMM may take to take what it is sent.
@@ -66,6 +73,18 @@ pub struct ServedParts {
     pub groups: Option<SeenGroups>,
     pub no_groups: Cell<Option<String>>,
     pub threads: FoundThreads,
+    pub others: OtherThreads,
+}
+
+/// What was found of a machine before anything is changed.
+struct FoundVm {
+    threads: FoundThreads,
+    others: OtherThreads,
+    /// All of them that are going to be changed, as they are.
+    borrowed: Vec<BorrowedThread>,
+    rt: RtGuest,
+    groups: SeenGroups,
+    chosen: Chosen,
 }
 
 impl Starting<'_> {
@@ -104,14 +123,24 @@ impl Starting<'_> {
     }
 
     fn with(&self, threads: &[Option<Tid>], taken_over: bool) -> anyhow::Result<ServedParts> {
-        let (served, pid) = (self.served, self.vmm.pid());
-        let borrowed = FoundThreads::look(served, pid, threads)?;
-        // Else the number may be another process's, and so the threads.
-        self.vmm.check()?;
-        let groups = SeenGroups::look(&served.host, pid, threads);
-        let chosen = choose(served, pid, threads)?;
-        let changes = HostChanges::begin(self.record(&chosen, &borrowed)?, warn)?;
-        let begun = self.begin(&chosen, threads, &borrowed);
+        let served = self.served;
+        // It stays so until the VM is on record.
+        let applied = served.applied()?;
+        let found = self.look(threads, applied.as_ref().and_then(InForce::record))?;
+        let changes = HostChanges::begin(self.record(&found)?, warn)?;
+        let kernel = KernelHost::from(&served.host);
+        let still = applied.as_ref().map(|applied| applied.check_still(&kernel));
+        // From here on the VM's record keeps apply and restore off. Its process would hold this on.
+        drop(applied);
+        let begun = still.transpose().map_err(anyhow::Error::from);
+        let begun = begun.and_then(|_| self.begin(&found, threads));
+        let FoundVm {
+            threads: borrowed,
+            others,
+            groups,
+            chosen,
+            ..
+        } = found;
         let made = begun.and_then(|process| {
             if !taken_over {
                 self.hand_over()?;
@@ -128,6 +157,7 @@ impl Starting<'_> {
                     groups: groups.clamped_by(&chosen.kind).filter(|_| by_default),
                     no_groups: Cell::new(no_groups.then(|| chosen.reason.clone())),
                     threads: borrowed,
+                    others,
                 })
             }
             Err(error) => {
@@ -137,6 +167,40 @@ impl Starting<'_> {
                 Err(error)
             }
         }
+    }
+
+    /// Looks at all that is going to be changed.
+    ///
+    /// # Errors
+    /// What the host lacks, or the VMM, or where its manager wants something else.
+    fn look(&self, threads: &[Option<Tid>], applied: Option<&Record>) -> anyhow::Result<FoundVm> {
+        let (served, pid) = (self.served, self.vmm.pid());
+        let found = FoundThreads::look(served, pid, threads)?;
+        // Else the number may be another process's, and so the threads.
+        self.vmm.check()?;
+        let rt = RtGuest::of_process(&served.rt(), &served.host, applied, pid)?;
+        let others = OtherThreads::new(&served.host, (pid, threads), rt.cpus(), rt.partition());
+        let mut borrowed = found.borrowed().to_vec();
+        if served.rt().is_real_time() {
+            let main = i32::try_from(pid).ok().and_then(Tid::new);
+            let allowed = affinity_of(main.context("it has no main thread")?)?;
+            for (vcpu, tid) in (0..).map(VcpuId).zip(threads) {
+                let agrees = tid.map(|tid| rt.check_agrees(vcpu, tid, &allowed));
+                agrees.transpose()?;
+            }
+            wait_for_lock(&served.host, self.vmm)?;
+            borrowed.extend(others.look()?);
+        }
+        let groups = SeenGroups::look(&served.host, pid, threads);
+        let in_partition = rt.clamped_in_partition(served.actuator);
+        Ok(FoundVm {
+            chosen: in_partition.map_or_else(|| choose(served, pid, threads), Ok)?,
+            threads: found,
+            others,
+            borrowed,
+            rt,
+            groups,
+        })
     }
 
     /// Writes the guest's description of its vCPUs.
@@ -154,8 +218,8 @@ impl Starting<'_> {
         Ok(())
     }
 
-    fn record(&self, chosen: &Chosen, threads: &FoundThreads) -> anyhow::Result<VmmRecord> {
-        let served = self.served;
+    fn record(&self, found: &FoundVm) -> anyhow::Result<VmmRecord> {
+        let (served, chosen) = (self.served, &found.chosen);
         let groups = match &chosen.kind {
             ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
             _ => None,
@@ -164,7 +228,8 @@ impl Starting<'_> {
         Ok(VmmRecord {
             groups,
             pinned: pinned.collect(),
-            threads: threads.borrowed().to_vec(),
+            rt: found.rt.changes(&served.host),
+            threads: found.borrowed.clone(),
             adopted: match &chosen.kind {
                 ActuatorKind::Adopted(groups) => Some(groups.clone()),
                 _ => None,
@@ -174,13 +239,8 @@ impl Starting<'_> {
     }
 
     /// Starts the process of the bridge, which is in force then.
-    fn begin(
-        &self,
-        chosen: &Chosen,
-        threads: &[Option<Tid>],
-        borrowed: &FoundThreads,
-    ) -> anyhow::Result<VmProcess> {
-        let served = self.served;
+    fn begin(&self, found: &FoundVm, threads: &[Option<Tid>]) -> anyhow::Result<VmProcess> {
+        let (served, chosen, rt) = (self.served, &found.chosen, &found.rt);
         let clamps_threads = chosen.kind == ActuatorKind::Thread;
         if clamps_threads && served.options.bridge.multi_tenant {
             bail!(
@@ -188,13 +248,17 @@ impl Starting<'_> {
                  schedule any thread"
             );
         }
+        // The process goes into its partition before a real-time vCPU does.
+        rt.begin(&served.host)?;
+        found.others.keep_off();
         let domains: Vec<_> = served.vcpus.iter().map(|vcpu| vcpu.domain).collect();
         // The server's cgroups, which are on record by its number.
         let actuator = HostActuator::build(&chosen.kind, &KernelTree, &domains)
             .context("can't make this VM's cgroups; see vcpufreq doctor")?
             .for_process(&served.host, self.vmm.pid());
+        let actuator = rt.actuator(actuator);
         // To change what was recorded may have waited for others.
-        if borrowed.have_ended() {
+        if found.threads.have_ended() {
             bail!("one of its vCPUs' threads has ended");
         }
         let plan = BridgePlan {
@@ -203,6 +267,7 @@ impl Starting<'_> {
             vmm: self.vmm.pid(),
             shared: self.shared.clone(),
             threads,
+            rt,
             clamps_threads,
         };
         let bells = self.shared.bells.iter().map(AsRawFd::as_raw_fd);

@@ -46,14 +46,17 @@ impl FoundThreads {
     /// # Errors
     /// When one has ended.
     pub fn look(served: &Served, pid: u32, threads: &[Option<Tid>]) -> anyhow::Result<Self> {
-        let pins = served.vcpus.iter().map(|vcpu| vcpu.pin.clone());
-        let pins = threads.iter().zip(pins);
-        let pins: Vec<_> = pins.filter_map(|(tid, pin)| Some(((*tid)?, pin))).collect();
-        let looks = pins.iter().map(|(tid, pcpus)| {
-            let thread = HostThread::of_process(&served.host, pid, *tid);
+        let found = threads.iter().zip(&served.vcpus);
+        let found = found.filter_map(|(tid, vcpu)| Some(((*tid)?, vcpu)));
+        let looks = found.clone().map(|(tid, vcpu)| {
+            let thread = HostThread::of_process(&served.host, pid, tid);
             let look = |thread| {
-                let is_pinned = !pcpus.is_empty();
-                let borrowed = BorrowedThread::look(&served.host, pid, *tid, is_pinned)?;
+                let is_pinned = !vcpu.pin.is_empty();
+                let borrowed = BorrowedThread::look(&served.host, pid, tid, is_pinned)?;
+                let borrowed = match vcpu.rt {
+                    Some(_) => borrowed.rescheduled()?,
+                    None => borrowed,
+                };
                 Ok((thread, borrowed))
             };
             thread
@@ -62,6 +65,7 @@ impl FoundThreads {
         });
         let looks: Vec<_> = looks.collect::<anyhow::Result<_>>()?;
         let (handles, borrowed) = looks.into_iter().unzip();
+        let pins: Vec<_> = found.map(|(tid, vcpu)| (tid, vcpu.pin.clone())).collect();
         let ends = pins.iter().map(|(tid, _)| sys::pidfd_of_thread(*tid));
         let found = Self {
             host: served.host.clone(),

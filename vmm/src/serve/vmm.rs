@@ -3,7 +3,7 @@
 
 use std::{
     cell::Cell,
-    io,
+    fs, io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -15,7 +15,10 @@ use std::{
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use vcpufreq_device::kvm::shm::{SharedMemory, hand_over, refuse};
+use vcpufreq_device::{
+    host::{HostRoot, stat_field},
+    kvm::shm::{SharedMemory, hand_over, refuse},
+};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::qmp::Qmp;
@@ -162,6 +165,15 @@ impl ServedVmm {
     /// Its number.
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// Its CPU time, in ticks (proc(5), utime and stime): one that works has more at the next look.
+    pub fn worked(&self, host: &HostRoot) -> u64 {
+        let stat = fs::read_to_string(host.path(format!("proc/{}/stat", self.pid)));
+        let stat = stat.unwrap_or_default();
+        let ticks = [14, 15].into_iter();
+        let ticks = ticks.filter_map(|number| stat_field(&stat, number)?.parse::<u64>().ok());
+        ticks.sum()
     }
 
     /// Files of which one is readable when it has ended, or has dropped the connection.

@@ -9,5 +9,6 @@ pub mod latency;
 pub mod order;
 pub mod pages;
 pub mod periodic_loop;
+pub mod served;
 pub mod settings;
 pub mod standard;

@@ -18,7 +18,10 @@ use vcpufreq_rt::{Partition, PartitionGuest, Profile};
 
 use super::*;
 use crate::{
-    config::{resolve, rt::floors},
+    config::{
+        VcpuConfig, resolve,
+        rt::{check_run, floors},
+    },
     options::RunArgs,
 };
 use vcpufreq_device::fakes::FakeHost;
@@ -29,8 +32,9 @@ fn parts(toml: &str) -> Result<(Vec<VcpuConfig>, Vec<Util>), String> {
     let options = RunArgs::of_toml(toml);
     let count = resolve::vcpu_count(&options.vcpus).unwrap();
     let vcpus = resolve::vcpus(&options.vcpus, &host, count).unwrap();
-    let floors = floors(&options, &vcpus, &host.online());
-    let floors = floors.map_err(|error| error.to_string())?;
+    let floors = floors(&options.bounds, &vcpus, &host.online());
+    let checked = floors.and_then(|floors| check_run(&options, &floors).map(|()| floors));
+    let floors = checked.map_err(|error| error.to_string())?;
     Ok((vcpus, floors))
 }
 
@@ -48,6 +52,7 @@ fn applied(guests: &[(&str, &str)]) -> Record {
             guests: guests.iter().map(guest).collect(),
             housekeeping: "0".parse().unwrap(),
         },
+        owner: None,
         entries: Vec::new(),
     }
 }
@@ -123,26 +128,6 @@ fn a_floor_is_a_clamp_as_a_request_would_be() {
     let floors: Vec<u16> = floors.iter().map(|floor| floor.get()).collect();
     assert_eq!(floors, [512, 0]);
     assert_eq!([vcpus[0].rt, vcpus[1].rt], [Some(RtPolicy::Fifo(1)), None]);
-}
-
-#[test]
-fn a_refused_deadline_says_what_the_kernel_asks_for() {
-    let policy = RtPolicy::Deadline {
-        runtime_us: 500,
-        period_us: 1000,
-    };
-    let said = |policy, number| refused(VcpuId(1), policy, &io::Error::from_raw_os_error(number));
-    let root_domain = said(policy, libc::EPERM);
-    for part in [
-        "vCPU 1",
-        "every CPU of its root domain",
-        "one CPU",
-        "sched_rt_runtime_us",
-    ] {
-        assert!(root_domain.contains(part), "{part}: {root_domain}");
-    }
-    assert!(said(policy, libc::EBUSY).contains("smaller RUNTIME"));
-    assert!(said(RtPolicy::Fifo(1), libc::EPERM).contains("CAP_SYS_NICE"));
 }
 
 #[test]
@@ -235,4 +220,77 @@ fn beside_a_real_time_vcpu_each_asks_for_its_own_domain_whatever_the_actuator() 
             assert_eq!(features, [told; 2], "{toml}: {kind:?}");
         }
     }
+}
+
+/// A host with a VM's process 8, in the group `vm`.
+fn with_vm() -> FakeHost {
+    let host = FakeHost::two_plus_two();
+    let mounts = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+    host.write("proc/self/mountinfo", mounts);
+    host.write("proc/8/cgroup", "0::/vm\n");
+    host.write("sys/fs/cgroup/vm/cgroup.procs", "8\n");
+    host
+}
+
+/// What a server makes of that VM, whose second vCPU is real-time.
+fn served(host: &FakeHost, applied: Option<&Record>) -> Result<RtGuest, String> {
+    let toml = "cpus=2\n[vcpu.0]\npin=0\n[vcpu.1]\npin=3\nrt='fifo:1'";
+    let (vcpus, floors) = parts(toml).unwrap();
+    let wish = RtWish {
+        vcpus: &vcpus,
+        floors: &floors,
+        resume_latency: None,
+    };
+    let checked = RtGuest::check_host(&wish, &host.root(), applied);
+    let guest = RtGuest::of_process(&wish, &host.root(), applied, 8);
+    let guest = guest.map_err(|error| error.to_string());
+    // What only the VM's process shows is seen later.
+    assert!(checked.is_ok() || guest.is_err());
+    guest
+}
+
+#[test]
+fn another_programs_vm_goes_from_its_group_into_the_partition() {
+    let (host, record) = (with_vm(), applied(&[("plc", "3")]));
+    host.write(
+        "sys/fs/cgroup/vcpufreq-rt.plc/rt/cgroup.events",
+        "populated 0\n",
+    );
+    let guest = served(&host, Some(&record)).unwrap();
+    let changes = guest.changes(&host.root()).unwrap();
+    let partition = changes.partition.unwrap();
+    assert_eq!(partition.process, Some(8));
+    assert_eq!(partition.origin, host.root().path("sys/fs/cgroup/vm"));
+    assert!(guest.clamped_in_partition(ActuatorChoice::Auto).is_some());
+    assert!(guest.clamped_in_partition(ActuatorChoice::Thread).is_none());
+    host.write("sys/fs/cgroup/vm/pids.max", "64\n");
+    assert!(
+        served(&host, Some(&record))
+            .unwrap_err()
+            .contains("pids.max 64")
+    );
+    host.write("sys/fs/cgroup/vm/pids.max", "max\n");
+    host.write(
+        "sys/fs/cgroup/vcpufreq-rt.plc/rt/cgroup.events",
+        "populated 1\n",
+    );
+    assert!(
+        served(&host, Some(&record))
+            .unwrap_err()
+            .contains("a guest runs")
+    );
+}
+
+// Threads of it that the server does not know would run there.
+#[test]
+fn another_programs_vm_is_real_time_only_on_cpus_that_are_set_apart() {
+    let (host, record) = (with_vm(), applied(&[("plc", "3")]));
+    let none = served(&host, None).unwrap_err();
+    assert!(none.contains("rt apply --guest NAME=3"), "{none}");
+    let no_cpuset = served(&host, Some(&record)).unwrap_err();
+    assert!(no_cpuset.contains("kvm-rt") && no_cpuset.contains("isolcpus=3"));
+    host.write("sys/devices/system/cpu/isolated", "2-3\n");
+    assert!(served(&host, None).is_err(), "nothing was applied");
+    let guest = served(&host, Some(&record)).unwrap();
+    assert!(guest.changes(&host.root()).unwrap().partition.is_none());
 }

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A real-time guest of QEMU's, behind `vcpufreq qemu --rt`: its vCPU is alone on its pCPU, and its
+//! requests are in force. QEMU, its server or both are killed: then all is as it was. What can't be is
+//! refused in one line.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vcpufreq_bench::piped::threads;
+use vcpufreq_device::host::CpuList;
+
+use super::inventory::{self, bound_file};
+use crate::harness::leftovers::left_soon;
+use crate::harness::plan::{Plan, ask_for, set_governor};
+use crate::harness::policy::Policy;
+use crate::harness::rt_command::succeeded;
+use crate::harness::sysfs;
+use crate::harness::thread_facts::allowed;
+use crate::harness::trace;
+use crate::harness::vm::{self, Setup, Vm};
+use crate::harness::vmm::{Vmm, vcpu_name};
+use crate::harness::wait::{SOON, settled};
+
+const BOUND_US: &str = "50";
+/// Kills of each kind.
+const ROUNDS: usize = 2;
+/// Less than what QEMU has locked.
+const LOCKED_KIB: u64 = 256 * 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum KilledPart {
+    Server,
+    Qemu,
+    Both,
+}
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let policy = policies.last().context("no policy")?;
+    let (little, cpu) = (policies[0].cpu(), *policy.cpus.last().context("no CPU")?);
+    let setup = Setup {
+        vmm: Vmm::Qemu,
+        silent: true,
+        locks_memory: true,
+        ..Setup::mirroring(&[little, cpu]).with(&[
+            "--rt",
+            "1=fifo:1",
+            "--resume-latency-us",
+            BOUND_US,
+        ])
+    };
+    trace::off()?;
+    let before = inventory::everything()?;
+    let no_partition = refused(&setup, "is not set apart")?;
+    succeeded(&["apply", "--guest", &format!("plc={cpu}")])?;
+    let applied = inventory::everything()?;
+    let unlocked = Setup {
+        locks_memory: false,
+        ..setup.clone()
+    };
+    let shared = Setup {
+        pins: vec![cpu.to_string(); 2],
+        ..setup.clone()
+    };
+    let refused = [
+        no_partition,
+        refused(&unlocked, "-overcommit mem-lock=on")?,
+        refused(&shared, "vCPU 1's alone")?,
+    ];
+    let floor = *policy.opps.get(1).context("no second OPP")?;
+    let setup = setup.with(&["--floor", &format!("1={floor}")]);
+    let mut rounds = Vec::new();
+    for killed in [KilledPart::Server, KilledPart::Qemu, KilledPart::Both].repeat(ROUNDS) {
+        rounds.push(round(plan, &setup, (policy, cpu, floor), killed)?);
+    }
+    let changed = inventory::changes(&applied, &inventory::everything()?);
+    succeeded(&["restore"])?;
+    let left = inventory::changes(&before, &inventory::everything()?);
+    let held = rounds.iter().all(|round| round["held"] == true);
+    Ok(json!({
+        "held": held && changed.is_empty() && left.is_empty(),
+        "refused": refused, "rounds": rounds, "changed": changed, "left": left,
+    }))
+}
+
+/// The line by which it is refused: one, exit code 2.
+fn refused(setup: &Setup, said: &str) -> Result<String> {
+    let output = vm::command(setup).output()?;
+    let line = String::from_utf8_lossy(&output.stderr).into_owned();
+    let told = line.lines().count() == 1 && line.contains(said);
+    ensure!(told && output.status.code() == Some(2), "{said}: {line}");
+    Ok(line)
+}
+
+fn round(
+    plan: &Plan,
+    setup: &Setup,
+    (policy, cpu, floor): (&Policy, u32, u32),
+    killed: KilledPart,
+) -> Result<Value> {
+    let mut vm = Vm::boot_real_time(setup)?;
+    plan.load_driver(&mut vm)?;
+    set_governor(&mut vm, 1, "userspace")?;
+    let mut clamps = Vec::new();
+    for khz in [policy.max(), policy.min()] {
+        ask_for(&mut vm, 1, khz)?;
+        let wanted = policy.util(khz.max(floor));
+        clamps.push(vm.settled_clamp(1, (wanted, 1024))? == (wanted, 1024));
+    }
+    let alone = alone(&vm, cpu)?;
+    let mut goes_on = json!({ "held": true });
+    if killed != KilledPart::Qemu {
+        vm.kill_prefix()?;
+    }
+    if killed == KilledPart::Server {
+        goes_on = as_before(&vm, cpu)?;
+    }
+    vm.kill()?;
+    if killed != KilledPart::Qemu {
+        // What has no guardian: the record by which a server would take the VM over.
+        Command::new("/bin/vcpufreq").arg("cleanup").output()?;
+    }
+    let mut left = left_soon()?;
+    // That of `rt apply`.
+    left.retain(|path| !path.contains("vcpufreq-rt."));
+    let bound = sysfs::text(bound_file(cpu))?;
+    let held = alone["held"] == true && goes_on["held"] == true && left.is_empty();
+    Ok(json!({
+        "held": held && clamps == [true, true] && bound != BOUND_US,
+        "killed": format!("{killed:?}"), "alone": alone, "clamps": clamps, "goes_on": goes_on,
+        "left": left, "bound_us": bound,
+    }))
+}
+
+/// QEMU's threads, by where they may run, how they are scheduled, and their cgroup.
+fn alone(vm: &Vm, cpu: u32) -> Result<Value> {
+    let pid = vm.pid();
+    let mut wrong = Vec::new();
+    for (tid, name) in threads(pid)? {
+        let allowed: CpuList = allowed(pid, tid)?.parse()?;
+        let group = sysfs::text(format!("/proc/{pid}/task/{tid}/cgroup"))?;
+        let is_real_time = vcpu_name(&name).as_deref() == Some("vcpu1");
+        let right = match is_real_time {
+            true => allowed.as_slice() == [cpu] && group.contains("/vcpufreq-rt.plc/rt/"),
+            false => !allowed.contains(cpu) && group.contains("/vcpufreq-rt.plc/rest/"),
+        };
+        if !right {
+            wrong.push(format!("{name} on {allowed} in {group}"));
+        }
+    }
+    let scheduling = [vm.scheduling(0)?, vm.scheduling(1)?];
+    let locked: u64 = sysfs::field(format!("/proc/{pid}/status"), "VmLck")?;
+    let bound = sysfs::text(bound_file(cpu))?;
+    let held = wrong.is_empty()
+        && scheduling == ["0 0", "1 1"]
+        && locked >= LOCKED_KIB
+        && bound == BOUND_US;
+    Ok(json!({
+        "held": held, "wrong": wrong, "priorities_and_policies": scheduling, "locked_kib": locked,
+        "bound_us": bound,
+    }))
+}
+
+/// Whether a QEMU whose server was killed is soon as it was before.
+fn as_before(vm: &Vm, cpu: u32) -> Result<Value> {
+    let pid = vm.pid();
+    let own = fs::read_to_string("/proc/self/cgroup")?;
+    let look = || {
+        let of_vcpu = vm.vcpu_tid(1)?;
+        let group = fs::read_to_string(format!("/proc/{pid}/task/{of_vcpu}/cgroup"))?;
+        let allowed: CpuList = vm.allowed(1)?.parse()?;
+        Ok((vm.scheduling(1)?, group == own, allowed.contains(cpu)))
+    };
+    let wanted = ("0 0".to_owned(), true, false);
+    let found = settled(SOON, look, |found| *found == wanted)?;
+    Ok(json!({ "held": found == wanted, "found": found }))
+}
