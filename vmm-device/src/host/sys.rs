@@ -12,6 +12,7 @@ use std::num::NonZeroI32;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Once;
 use std::time::Duration;
 
 use super::cpu_list::CpuList;
@@ -172,6 +173,11 @@ thread_local! {
     static CURRENT: Cell<Option<Tid>> = const { Cell::new(None) };
 }
 
+/// In the child of a fork: its thread has another number than the one that it is a copy of.
+extern "C" fn forget_current() {
+    CURRENT.set(None);
+}
+
 impl Tid {
     /// Thread `tid`, if that is the number of one (above 0).
     #[must_use]
@@ -179,7 +185,7 @@ impl Tid {
         NonZeroI32::new(tid).filter(|t| t.get() > 0).map(Self)
     }
 
-    /// The calling thread. Asks the kernel once per thread.
+    /// The calling thread. Asks the kernel once per thread, and again after fork(3).
     ///
     /// # Panics
     /// Never: the kernel gives every thread a number above 0.
@@ -187,6 +193,12 @@ impl Tid {
     pub fn current() -> Self {
         CURRENT.with(|cell| {
             cell.get().unwrap_or_else(|| {
+                static AT_FORK: Once = Once::new();
+                // It fails without memory only.
+                // SAFETY: the handler writes a thread-local without destructor.
+                AT_FORK.call_once(|| unsafe {
+                    libc::pthread_atfork(None, None, Some(forget_current));
+                });
                 // SAFETY: gettid has no arguments and can't fail.
                 let tid = unsafe { libc::gettid() };
                 let tid = Self::new(tid).expect("a thread's number is above 0");
@@ -413,6 +425,24 @@ fn check(ret: libc::c_long) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_forked_thread_has_its_own_number() {
+        let parent = Tid::current();
+        // SAFETY: the child calls only what is async-signal-safe, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let pid = i32::try_from(std::process::id()).ok();
+            let is_own = Tid::current() != parent && Some(Tid::current().get()) == pid;
+            // SAFETY: it ends the child at once.
+            unsafe { libc::_exit(i32::from(!is_own)) };
+        }
+        let mut status = 0;
+        // SAFETY: it writes one number.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(Tid::current(), parent);
+    }
 
     /// The nice value of a thread that was given -5 and is SCHED_FIFO, as both calls have it.
     fn nice_of_fifo() -> io::Result<(i32, i32)> {
