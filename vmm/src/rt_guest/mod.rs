@@ -336,7 +336,7 @@ impl RtGuest {
     /// Schedules a vCPU's thread as its policy asks for, if it has one.
     ///
     /// # Errors
-    /// As [`denied::schedule`].
+    /// `EPERM` without CAP_SYS_NICE, `EBUSY` when there is no bandwidth left. The thread keeps its policy.
     pub fn schedule(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         match self.policy(vcpu) {
             Some(policy) => denied::schedule(vcpu, policy, tid),
