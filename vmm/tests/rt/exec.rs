@@ -10,6 +10,10 @@ use std::{
     process::{Child, ChildStdout, Command, Stdio},
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use tempfile::TempDir;
 use vcpufreq_rt::{CpuList, KernelHost, Restored, restore};
 
@@ -70,17 +74,21 @@ impl RunningExec {
         Self { child, output }
     }
 
+    fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process")
+    }
+
     /// Its guardian's process.
-    fn guardian(&self) -> String {
+    fn guardian(&self) -> i32 {
         let wanted = format!("rt\0guard\0--pid\0{}\0", self.child.id());
         let names = fs::read_dir("/proc").expect("/proc");
-        let names = names.filter_map(|one| one.ok()?.file_name().into_string().ok());
+        let mut names = names.filter_map(|one| one.ok()?.file_name().into_string().ok());
         let is_it = |pid: &String| {
             let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
             line.is_ok_and(|line| line.contains(&wanted))
         };
-        let mut found = names.into_iter().filter(is_it);
-        found.next().expect("a guardian")
+        let found = names.find(is_it).expect("a guardian");
+        found.parse().expect("a process")
     }
 
     /// The exit code, stdout and stderr, when exec, command and guardian have all ended.
@@ -94,9 +102,8 @@ impl RunningExec {
     }
 }
 
-fn send(signal: &str, pid: &str) {
-    let sent = Command::new("kill").args([signal, pid]).status();
-    assert!(sent.expect("kill").success(), "{signal} {pid}");
+fn send(signal: Signal, pid: i32) {
+    kill(Pid::from_raw(pid), signal).expect("it runs");
 }
 
 #[test]
@@ -160,7 +167,7 @@ fn it_is_refused_while_settings_are_in_force() {
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(!dir.path().join("started").exists());
     assert_eq!(swappiness(&dir), "10");
-    send("-TERM", &first.child.id().to_string());
+    send(Signal::SIGTERM, first.pid());
     assert_eq!(first.end().0, Some(143));
     assert_as_before(&dir);
 }
@@ -174,7 +181,7 @@ fn the_command_may_take_its_time_to_end() {
         .output
         .read_line(&mut String::new())
         .expect("the trap");
-    send("-TERM", &running.child.id().to_string());
+    send(Signal::SIGTERM, running.pid());
     let (code, output, said) = running.end();
     assert_eq!((code, &*output), (Some(5), "asked\n"), "{said}");
     assert_as_before(&dir);
@@ -185,7 +192,7 @@ fn the_guardian_restores_after_exec_and_ends_the_command() {
     let dir = host();
     let mut running = RunningExec::start(&dir, "exec sleep 100.25");
     // Only SIGKILL ends it.
-    send("-TERM", &running.guardian());
+    send(Signal::SIGTERM, running.guardian());
     running.child.kill().expect("kill");
     let (code, _, said) = running.end();
     assert_eq!(code, None, "{said}");
@@ -196,8 +203,8 @@ fn the_guardian_restores_after_exec_and_ends_the_command() {
 fn exec_restores_without_its_guardian() {
     let dir = host();
     let running = RunningExec::start(&dir, "exec sleep 100.25");
-    send("-KILL", &running.guardian());
-    send("-TERM", &running.child.id().to_string());
+    send(Signal::SIGKILL, running.guardian());
+    send(Signal::SIGTERM, running.pid());
     assert_eq!(running.end().0, Some(143));
     assert_as_before(&dir);
 }
@@ -206,7 +213,7 @@ fn exec_restores_without_its_guardian() {
 fn after_both_are_killed_the_record_is_there_to_restore() {
     let dir = host();
     let mut running = RunningExec::start(&dir, "exec sleep 100.25");
-    send("-KILL", &running.guardian());
+    send(Signal::SIGKILL, running.guardian());
     running.child.kill().expect("kill");
     running.end();
     assert_eq!(swappiness(&dir), "10");
@@ -239,9 +246,10 @@ fn the_guardian_is_in_a_session_of_its_own_and_off_the_real_time_cpus() {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("its state");
     let behind = stat.rsplit_once(')').expect("a name").1;
     // Fields 5 and 6: group and session.
-    let own: Vec<_> = behind.split_whitespace().skip(2).take(2).collect();
-    assert_eq!(own, [&pid, &pid]);
-    send("-TERM", &running.child.id().to_string());
+    let numbers = behind.split_whitespace().skip(2).take(2);
+    let own: Vec<i32> = numbers.map(|one| one.parse().expect("a number")).collect();
+    assert_eq!(own, [pid, pid]);
+    send(Signal::SIGTERM, running.pid());
     running.end();
     assert_as_before(&dir);
 }
