@@ -43,7 +43,7 @@ use tree::Tree;
 const WORKER_DIED: &str =
     "the process that carries out requests has died; the guest goes on without clamps";
 
-/// The exit code when a real-time guest was not served.
+/// The exit code when a real-time guest was refused.
 const REFUSED: u8 = 2;
 
 /// What a shell reports for a program that a signal ended.
@@ -89,9 +89,9 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
         was_served: false,
         refusals,
     };
-    let (status, was_served) = supervisor.run(&mut qemu)?;
+    let (status, was_refused) = supervisor.run(&mut qemu)?;
     // QEMU ends by itself when it is refused, and doesn't know why.
-    match served.rt().is_real_time() && !was_served {
+    match served.rt().is_real_time() && was_refused {
         true => Ok(REFUSED),
         false => Ok(exit_code(status)),
     }
@@ -145,7 +145,7 @@ struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
-    /// Serves QEMU's machine until QEMU ends; and whether it was served.
+    /// Serves QEMU's machine until QEMU ends; and whether it was refused, and never served.
     fn run(mut self, qemu: &mut Child) -> anyhow::Result<(ExitStatus, bool)> {
         let status = loop {
             // QEMU may have ended before the signals were taken. This question comes first, so that
@@ -166,7 +166,7 @@ impl Supervisor<'_> {
         // Behind QEMU's own.
         let words = self.refusals.last_words();
         words.iter().for_each(|words| warn(words));
-        Ok((status, self.was_served))
+        Ok((status, words.is_some() && !self.was_served))
     }
 
     fn start(&mut self, vmm: ServedVmm, threads: &[Option<Tid>]) {

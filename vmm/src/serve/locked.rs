@@ -11,15 +11,18 @@ use super::ServedVmm;
 
 /// How long a VMM may do nothing before it has locked its memory. QEMU has its vCPUs' threads earlier.
 const IDLE: Duration = Duration::from_secs(3);
+/// How long one that works may take: QEMU locks some GiB a second, and other VMs wait meanwhile.
+const AT_MOST: Duration = Duration::from_secs(60);
 /// How often to look, in ms.
 const LOOK_EVERY: u16 = 20;
 
-/// Waits until the memory of `vmm` is locked, as long as it works.
+/// Waits until the memory of `vmm` is locked, as long as it works and for [`AT_MOST`].
 ///
 /// # Errors
 /// When it isn't, and what to do; or `vmm` has ended.
 pub fn wait_for_lock(host: &HostRoot, vmm: &ServedVmm) -> anyhow::Result<()> {
-    let mut last = (vmm.worked(host), Instant::now());
+    let begun = Instant::now();
+    let mut last = (vmm.worked(host), begun);
     loop {
         let status = host.text(format!("proc/{}/status", vmm.pid()));
         if is_locked(&status.unwrap_or_default()) {
@@ -29,7 +32,7 @@ pub fn wait_for_lock(host: &HostRoot, vmm: &ServedVmm) -> anyhow::Result<()> {
         if worked != last.0 {
             last = (worked, Instant::now());
         }
-        if last.1.elapsed() > IDLE {
+        if last.1.elapsed() > IDLE || begun.elapsed() > AT_MOST {
             bail!(
                 "its memory is not locked, which a real-time guest's has to be; give QEMU -overcommit \
                  mem-lock=on, or its domain <memoryBacking><locked/></memoryBacking>"
