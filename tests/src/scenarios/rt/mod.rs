@@ -2,6 +2,7 @@
 //! Real-time hosts and guests.
 
 pub mod changes;
+pub mod exec;
 pub mod guest;
 pub mod impostors;
 pub mod inventory;

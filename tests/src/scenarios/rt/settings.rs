@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq rt` on a real kernel: plan → apply → check → restore leaves everything as before,
-//! also when a file refuses the write, and after another boot; `rt-settings:kills`: also when apply
-//! or restore is killed at each second line.
+//! also when a file refuses the write, after another boot, and around a command;
+//! `rt-settings:kills`: also when apply or restore is killed at each second line.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,6 +17,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use super::exec::around_a_command;
 use super::impostors;
 use super::inventory::{Inventory, changes, everything, values_of};
 use crate::harness::plan::Plan;
@@ -24,7 +25,7 @@ use crate::harness::policy::Policy;
 use crate::harness::rt_command::{CONFIG, NOBODY, command, json_of, output, succeeded};
 use crate::harness::sysfs;
 
-const RECORD: &str = "/run/vcpufreq-rt/rt.json";
+pub(super) const RECORD: &str = "/run/vcpufreq-rt/rt.json";
 const SWAPPINESS: &str = "/proc/sys/vm/swappiness";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -102,12 +103,14 @@ fn tried() -> Result<Value> {
     let performance = with_performance(&before, cpu)?;
     let refused = refusals(&before)?;
     let reboot = another_boot(&before)?;
+    let exec = around_a_command(&before, cpu)?;
     Ok(json!({
         "held": checked["held"] == true && cut_off && performance && refused && reboot
-            && unprivileged["held"] == true && impostors["held"] == true,
+            && unprivileged["held"] == true && impostors["held"] == true && exec["held"] == true,
         "files_compared": before.len(), "unprivileged": unprivileged, "check": checked, "others_are_cut_off": cut_off,
         "impostors": impostors, "performance_there_and_back": performance,
         "refusing_file_came_back": refused, "other_boot_wrote_nothing": reboot,
+        "exec": exec,
     }))
 }
 
