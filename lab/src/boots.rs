@@ -131,6 +131,27 @@ const BOOTS: &[Boot] = &[
         guest: Rt,
         ..boot(Long, 240, "2+2", &["rt-qemu"])
     },
+    Boot {
+        sampled: &["rt-latency"],
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 300, "4+3+1", &[])
+    },
+    Boot {
+        sampled: &["rt-guest"],
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 220, "4+3+1", &[])
+    },
+    Boot {
+        sampled: &["rt-loop:fair-server-off"],
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 120, "2+2", &[])
+    },
     // Its init system is systemd.
     boot(Long, 200, "2+2", &["systemd"]),
     // Its host has stock QEMU.

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use vcpufreq_bench::tracefs::FrequencyEvent;
 
-use crate::harness::plan::registers;
+use crate::harness::plan::GuestDevice;
 use crate::harness::policy::Policy;
 use crate::harness::vm::Vm;
 
@@ -25,9 +25,9 @@ pub const LIGHT_CHANGES: Duration = Duration::from_millis(110 * (CHANGES as u64 
 /// lowest but one, and back.
 pub fn start_light(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<()> {
     let low = policy.opps.get(1).context("a policy of one OPP")?;
-    let register = registers(vm)? + u64::try_from(vcpu)? * 0x1000 + 0x04;
+    let register = GuestDevice::of(vm)?.set_perf(vcpu);
     vm.ask(format!(
-        "start changes{vcpu} changes {vcpu} {register:#x} {low} {}",
+        "start changes{vcpu} changes {vcpu} {register} {low} {}",
         policy.max()
     ))?;
     Ok(())

@@ -7,6 +7,7 @@ use vcpufreq_bench::tracefs::Switch;
 use vcpufreq_device::host::stat_field;
 
 use crate::harness::sysfs;
+use crate::harness::vmm::vcpu_name;
 
 /// The names that the kernel gives them, before `/` and the CPU's number. Threads of interrupts
 /// (`irq/7-eth0`) and unbound workers (`kworker/u8:1`) are none of them.
@@ -36,14 +37,15 @@ pub struct Company {
 }
 
 impl Company {
-    /// Of the vCPU whose thread is `vcpu`, on the pCPU `cpu` that is its alone.
+    /// Of the vCPU `vcpu`, as [`vcpu_name`] has it, on the pCPU `cpu` that is its alone.
     pub fn of(vcpu: &str, cpu: u32, switches: &[Switch]) -> Self {
         let (mut counts, mut strangers) = (BTreeMap::new(), BTreeSet::new());
         for switch in switches.iter().filter(|switch| switch.cpu == cpu) {
-            let (name, tid) = &switch.next;
+            let (thread, tid) = &switch.next;
+            let name = vcpu_name(thread).unwrap_or(thread.into()).into_owned();
             *counts.entry(name.clone()).or_default() += 1;
-            if name != vcpu && !is_own(name, *tid, cpu) {
-                strangers.insert(name.clone());
+            if name != vcpu && !is_own(&name, *tid, cpu) {
+                strangers.insert(name);
             }
         }
         Self { counts, strangers }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What every scenario of a run shares, and how most of them drive a guest.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::harness::policy::Policy;
+use crate::harness::registers::PAGE;
 use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm};
 use crate::harness::vmm::Vmm;
@@ -29,6 +30,17 @@ impl Plan {
             vmm: self.vmm,
             ..Setup::mirroring(pcpus)
         })
+    }
+
+    /// The same for a guest with real-time vCPUs. QEMU locks its memory, and gives the guest no PMU,
+    /// as `vcpufreq run`: KVM saves and restores it at each exit.
+    pub fn real_time(&self, pcpus: &[u32]) -> Setup {
+        let qemu = self.vmm == Vmm::Qemu;
+        Setup {
+            locks_memory: qemu,
+            no_pmu: qemu,
+            ..self.mirroring(pcpus)
+        }
     }
 
     /// By the plan's path, if it has one.
@@ -129,9 +141,27 @@ impl GuestDevice {
         }
     }
 
+    /// The addresses at which KVM sees accesses by these vCPUs: of shared memory, the doorbell alone,
+    /// which all vCPUs have.
+    pub fn trapping(&self, vcpus: Range<usize>) -> Range<u64> {
+        match self.bell {
+            Some((bell, _)) => bell..bell + 4,
+            None => self.cur_perf(vcpus.start)..self.cur_perf(vcpus.end),
+        }
+    }
+
+    /// The write that tells KVM of a vCPU's request: its address, and the value if that doesn't tell
+    /// the request itself.
+    pub fn told_by(&self, vcpu: usize) -> (u64, Option<u64>) {
+        match self.bell {
+            Some((bell, ring)) => (bell, Some(ring + vcpu as u64)),
+            None => (self.cur_perf(vcpu) + 4, None),
+        }
+    }
+
     /// Where a vCPU's register cur_perf is.
     pub fn cur_perf(&self, vcpu: usize) -> u64 {
-        self.base + 0x1000 * vcpu as u64
+        self.base + PAGE * vcpu as u64
     }
 
     /// A vCPU's register set_perf, as the guest's commands that write take it.

@@ -345,6 +345,19 @@ pub fn events() -> Result<Vec<Value>> {
         .collect()
 }
 
+/// The requests of a vCPU among them, in order: time in µs and kHz.
+pub fn requests_of(vcpu: usize) -> Result<Vec<(u64, u32)>> {
+    let mut requests = Vec::new();
+    for event in events()? {
+        if event["event"] == "request" && event["vcpu"] == vcpu {
+            let time = event["t_ns"].as_u64().context("a request without t_ns")? / 1000;
+            let khz = event["khz"].as_u64().context("a request without khz")?;
+            requests.push((time, u32::try_from(khz)?));
+        }
+    }
+    Ok(requests)
+}
+
 /// A number of a thread's sched file.
 pub fn field(text: &str, name: &str) -> Result<u32> {
     let number = proc_field(text, name).and_then(|number| number.parse().ok());

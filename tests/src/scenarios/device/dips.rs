@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whether the host's frequency dips when a guest's request changes.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::harness::dips::CHANGES;
@@ -18,7 +18,7 @@ use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::sys::set_fifo_priority_of;
 use crate::harness::trace::Trace;
-use crate::harness::vm::{Setup, Vm, events};
+use crate::harness::vm::{Setup, Vm, requests_of};
 
 /// Across 100 changes of request on a busy vCPU, the host's trace shows
 /// nothing below the smaller of the old and the new request.
@@ -101,17 +101,4 @@ fn nth_request(policy: &Policy, n: usize) -> u32 {
     // 0, 2, 1, 3, 2, ... modulo the count: neighbours differ.
     let index = if n % 2 == 0 { n / 2 } else { n / 2 + 2 };
     policy.opps.get(index % count).copied().unwrap_or_default()
-}
-
-/// The requests of a vCPU in order: time in µs and kHz.
-fn requests_of(vcpu: usize) -> Result<Vec<(u64, u32)>> {
-    let mut requests = Vec::new();
-    for event in events()? {
-        if event["event"] == "request" && event["vcpu"] == vcpu {
-            let time = event["t_ns"].as_u64().context("a request without t_ns")? / 1000;
-            let khz = event["khz"].as_u64().context("a request without khz")?;
-            requests.push((time, u32::try_from(khz)?));
-        }
-    }
-    Ok(requests)
 }

@@ -7,20 +7,20 @@ use std::collections::BTreeSet;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
+use vcpufreq_bench::tracefs::Mmio;
 use vcpufreq_device::host::CpuList;
 
 use crate::harness::dips::{CHANGES, LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
 use crate::harness::kernel_threads::Company;
-use crate::harness::plan::{registers, set_governor};
+use crate::harness::plan::{GuestDevice, set_governor};
 use crate::harness::policy::Policy;
-use crate::harness::registers::PAGE;
 use crate::harness::thread_facts::allowed;
 use crate::harness::trace::exits::{Exits, SeenExits};
 use crate::harness::trace::{self, Trace, TraceEvents, now_us};
-use crate::harness::vm::Vm;
+use crate::harness::vm::{Vm, requests_of};
 
 /// To switch events on patches the kernel's code, which is work on every CPU.
 const PATCHED: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<Value> {
     for one in vcpus {
         set_governor(vm, one.vcpu, "userspace")?;
     }
-    let base = registers(vm)?;
+    let device = GuestDevice::of(vm)?;
     let exits = Exits::watch()?;
     let trace = Trace::start_with_registers()?;
     sleep(PATCHED);
@@ -82,7 +82,7 @@ pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<Value> {
     }
     let (seen, exits) = (trace.stop()?, exits.stop()?);
     let rows = vcpus.iter().zip(&looks);
-    let rows = rows.map(|(one, looks)| of_vcpu(one, looks, base, &seen, &exits));
+    let rows = rows.map(|(one, looks)| of_vcpu(one, looks, &device, &seen, &exits));
     let rows = rows.collect::<Result<Vec<_>>>()?;
     let worker = worker(vm, vcpus, &seen)?;
     Ok(json!({
@@ -104,18 +104,15 @@ fn look(vm: &Vm, vcpus: &[RtVcpu], looks: &mut [Vec<ClampLook>]) -> Result<()> {
 fn of_vcpu(
     one: &RtVcpu,
     looks: &[ClampLook],
-    base: u64,
+    device: &GuestDevice,
     seen: &TraceEvents,
     exits: &SeenExits,
 ) -> Result<Value> {
     let name = one.name();
-    let page = base + PAGE * u64::try_from(one.vcpu)?;
-    let writes = seen.writes.iter().filter(|write| write.address == page + 4);
-    let requests = writes.map(|write| Ok((write.time_us, u32::try_from(write.value)?)));
-    let requests: Vec<(u64, u32)> = requests.collect::<Result<_>>()?;
+    let requests = requests(one.vcpu, device, seen)?;
     let dips = dips(one.policy, &requests, &seen.frequencies, LIGHT_US);
     let (in_force, looked_at, strange) = clamps(one.policy, &requests, looks);
-    let accesses = exits.at(page..page + PAGE);
+    let accesses = exits.at(device.trapping(one.vcpu..one.vcpu + 1));
     let interrupted = exits.interrupted(&name);
     let company = Company::of(&name, one.cpu, &seen.switches);
     let lost = trace::lost_on(one.cpu)?;
@@ -137,6 +134,37 @@ fn of_vcpu(
         "runs_of_irq_work": irq_work.copied().unwrap_or(0), "strangers": company.strangers,
         "times_switched_to": company.counts, "events_lost": lost,
     }))
+}
+
+/// A vCPU's requests in order: time in µs and kHz. In shared memory a request is a store, which KVM
+/// does not see: the server's events have its value, and the doorbell behind it has its time.
+fn requests(vcpu: usize, device: &GuestDevice, seen: &TraceEvents) -> Result<Vec<(u64, u32)>> {
+    let (address, ring) = device.told_by(vcpu);
+    let of_vcpu =
+        |write: &&Mmio| write.address == address && ring.is_none_or(|ring| write.value == ring);
+    let writes = seen.writes.iter().filter(of_vcpu);
+    if ring.is_none() {
+        return writes
+            .map(|write| Ok((write.time_us, u32::try_from(write.value)?)))
+            .collect();
+    }
+    let rings: Vec<u64> = writes.map(|write| write.time_us).collect();
+    let first = *rings.first().context("no doorbell was rung")?;
+    let taken = requests_of(vcpu)?.into_iter();
+    let taken: Vec<_> = taken.filter(|(time, _)| *time >= first).collect();
+    // Else a request's time would be another one's.
+    let next = rings.iter().skip(1).copied().chain([u64::MAX]);
+    let each = rings.iter().zip(next).zip(&taken);
+    let own = each
+        .clone()
+        .all(|((from, to), (time, _))| (*from..to).contains(time));
+    ensure!(
+        own && rings.len() == taken.len(),
+        "vCPU {vcpu} rang {} times, and the server took {} requests",
+        rings.len(),
+        taken.len()
+    );
+    Ok(each.map(|((from, _), (_, khz))| (*from, *khz)).collect())
 }
 
 /// Changes whose clamp was the thread's before the next one; the number of changes that began and
@@ -167,20 +195,27 @@ fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[ClampLook]) -> (usi
     (in_force, looked_at, strange)
 }
 
-/// The thread that carries out requests: where it may run, and where it ran. By the path `ioeventfd` it
-/// is what sets the clamps.
+/// The thread that carries out requests: where it may run, and where it ran. Where no BPF program does
+/// it first, this thread sets the clamps.
 fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &TraceEvents) -> Result<Value> {
-    let mut threads = threads(vm.pid())?.into_iter();
-    let (tid, _) = threads
-        .find(|(_, name)| name == WORKER)
-        .context("no thread carries out requests")?;
-    let allowed: CpuList = allowed(vm.pid(), tid)?.parse()?;
+    let (process, tid) = worker_of(vm).context("no thread carries out requests")?;
+    let allowed: CpuList = allowed(process, tid)?.parse()?;
     let path = crate::harness::stats::of(vm)?["vcpus"][1]["path"].clone();
     let runs = seen.switches.iter().filter(|switch| switch.next.1 == tid);
     let ran_on: BTreeSet<u32> = runs.clone().map(|switch| switch.cpu).collect();
     let apart = |one: &RtVcpu| !allowed.contains(one.cpu) && !ran_on.contains(&one.cpu);
-    let held = vcpus.iter().all(apart) && (path != "ioeventfd" || runs.clone().count() >= CHANGES);
+    let held = vcpus.iter().all(apart) && (path == "bpf" || runs.clone().count() >= CHANGES);
     Ok(json!({
         "held": held, "path": path, "allowed_on": allowed.to_string(), "ran_on": ran_on, "runs": runs.count(),
     }))
+}
+
+/// The process and the thread: `vcpufreq run` itself, or what serves QEMU's guest.
+fn worker_of(vm: &Vm) -> Option<(u32, i32)> {
+    let processes = [Some(vm.pid()), vm.vm_process()].into_iter().flatten();
+    processes.into_iter().find_map(|process| {
+        let mut threads = threads(process).ok()?.into_iter();
+        let (tid, _) = threads.find(|(_, name)| name == WORKER)?;
+        Some((process, tid))
+    })
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq run --rt` on a real RT kernel. Real-time vCPUs are alone on their pCPUs. Their
+//! `vcpufreq run --rt`, or `vcpufreq qemu --rt`, on a real RT kernel. Real-time vCPUs are alone on their pCPUs. Their
 //! requests move the frequency, never below the floor. Nothing is left when the VMM is killed.
 //!
 //! The last pCPU has to have a policy of its own (topology 4+3+1): while its vCPU sleeps, the
@@ -14,9 +14,10 @@ use vcpufreq_bench::piped::threads;
 use vcpufreq_device::host::CpuList;
 
 use super::changes::{self, RtVcpu};
-use super::inventory::{self, bound_file};
+use super::inventory::{self, Inventory, bound_file};
 use super::order;
 use super::pages;
+use super::served;
 use crate::harness::dips::CHANGES;
 use crate::harness::frequency::host_runs_at;
 use crate::harness::plan::{Plan, ask_for, let_load_decay, set_governor};
@@ -60,6 +61,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let swapped = [RtVcpu::new(1, beside, shared), RtVcpu::new(2, cpu, big)];
     trace::off()?;
     let before = inventory::everything()?;
+    if plan.vmm == Vmm::Qemu {
+        return of_qemu(plan, &before, little, &both);
+    }
     let interleaved = order::run((little, cpu))?;
     succeeded(&["apply", "--guest", &format!("plc={beside},{cpu}")])?;
     let floor = *big.opps.get(1).context("no second OPP")?;
@@ -101,6 +105,26 @@ pub fn run(plan: &Plan) -> Result<Value> {
     }))
 }
 
+/// What a guest of QEMU's has in common with that; scenario `rt-qemu` has what it is refused, and kills
+/// of its server.
+fn of_qemu(plan: &Plan, before: &Inventory, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
+    let [fifo, rr] = vcpus;
+    succeeded(&["apply", "--guest", &format!("plc={},{}", rr.cpu, fifo.cpu)])?;
+    let floor = *fifo.policy.opps.get(1).context("no second OPP")?;
+    let mut vm = rt_guest(plan, little, vcpus)?;
+    let alone = served::alone(&vm, &[("1 1", fifo.cpu), ("2 2", rr.cpu)])?;
+    let rows = requests(&mut vm, fifo.policy, floor)?;
+    let changes = changes::traced(&mut vm, vcpus)?;
+    vm.quit()?;
+    succeeded(&["restore"])?;
+    let left = inventory::changes(before, &inventory::everything()?);
+    let right = rows.iter().all(|row| row["right"] == true);
+    Ok(json!({
+        "held": alone["held"] == true && right && changes["held"] == true && left.is_empty(),
+        "alone": alone, "requests": rows, "changes": changes, "left": left,
+    }))
+}
+
 /// A housekeeping vCPU on `little`, a SCHED_FIFO one whose floor is the second OPP, and a SCHED_RR
 /// one.
 fn rt_guest(plan: &Plan, little: u32, [fifo, rr]: &[RtVcpu; 2]) -> Result<Vm> {
@@ -115,7 +139,7 @@ fn rt_guest(plan: &Plan, little: u32, [fifo, rr]: &[RtVcpu; 2]) -> Result<Vm> {
         "--floor",
         &floor,
     ];
-    let setup = plan.mirroring(&[little, fifo.cpu, rr.cpu]).with(&options);
+    let setup = plan.real_time(&[little, fifo.cpu, rr.cpu]).with(&options);
     boot(plan, &setup)
 }
 

@@ -19,7 +19,7 @@ use super::inventory;
 use crate::harness::frequency::host_runs_at;
 use crate::harness::guest_shell::{self, COMMAND};
 use crate::harness::kernel_threads::Company;
-use crate::harness::plan::{Plan, let_load_decay, registers, set_governor};
+use crate::harness::plan::{GuestDevice, Plan, let_load_decay, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::rt_command::succeeded;
 use crate::harness::sysfs;
@@ -39,8 +39,6 @@ const FDS: &str = "2";
 const FORKS: u64 = 24;
 /// Loads that are still there a while after; the pattern doesn't find itself.
 const LEFT_IN_GUEST: &str = "sleep 1\nbusybox grep -lE 'hackbenc[h]|stress-n[g]|cyclictes[t]' /proc/[0-9]*/cmdline 2> /dev/null || true\n";
-/// Register pages of two vCPUs.
-const PAGES: u64 = 0x2000;
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
@@ -56,7 +54,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let options = ["--rt", "1=fifo:1", "--resume-latency-us", "50"];
     let setup = Setup {
         mem_mib: Some(MEM_MIB),
-        ..plan.mirroring(&[others[0].cpu(), cpu]).with(&options)
+        ..plan.real_time(&[others[0].cpu(), cpu]).with(&options)
     };
     let mut vm = guest::boot(plan, &setup)?;
     set_governor(&mut vm, 1, "schedutil")?;
@@ -88,13 +86,13 @@ pub fn run(plan: &Plan) -> Result<Value> {
 /// 10 s of cyclictest in the guest, which drives the frequency: other threads that ran there, and
 /// exits of the bridge's registers to userspace.
 fn apart(vm: &mut Vm, cpu: u32) -> Result<Value> {
-    let base = registers(vm)?;
+    let device = GuestDevice::of(vm)?;
     let exits = Exits::watch()?;
     let trace = Trace::start()?;
     sleep(PATCHED);
     let latency = idle_latency(vm)?;
     let seen = trace.stop()?;
-    let exits = exits.stop()?.at(base..base + PAGES);
+    let exits = exits.stop()?.at(device.trapping(0..2));
     let lost = trace::lost_on(cpu)?;
     let Company { counts, strangers } = Company::of("vcpu1", cpu, &seen.switches);
     let ran = counts.get("vcpu1").copied().unwrap_or(0);

@@ -109,7 +109,7 @@ fn round(
         let wanted = policy.util(khz.max(floor));
         clamps.push(vm.settled_clamp(1, (wanted, 1024))? == (wanted, 1024));
     }
-    let alone = alone(&vm, cpu)?;
+    let alone = alone(&vm, &[("1 1", cpu)])?;
     let mut goes_on = json!({ "held": true });
     if killed != KilledPart::Qemu {
         vm.kill_prefix()?;
@@ -134,32 +134,45 @@ fn round(
     }))
 }
 
-/// QEMU's threads, by where they may run, how they are scheduled, and their cgroup.
-fn alone(vm: &Vm, cpu: u32) -> Result<Value> {
+/// QEMU's threads, by where they may run, how they are scheduled, and their cgroup. From vCPU 1 on, each
+/// is real-time: its priority and policy, and its pCPU.
+pub(super) fn alone(vm: &Vm, real_time: &[(&str, u32)]) -> Result<Value> {
     let pid = vm.pid();
     let mut wrong = Vec::new();
     for (tid, name) in threads(pid)? {
         let allowed: CpuList = allowed(pid, tid)?.parse()?;
         let group = sysfs::text(format!("/proc/{pid}/task/{tid}/cgroup"))?;
-        let is_real_time = vcpu_name(&name).as_deref() == Some("vcpu1");
-        let right = match is_real_time {
-            true => allowed.as_slice() == [cpu] && group.contains("/vcpufreq-rt.plc/rt/"),
-            false => !allowed.contains(cpu) && group.contains("/vcpufreq-rt.plc/rest/"),
+        let mut vcpus = (1..).zip(real_time);
+        let own = vcpus.find(|(vcpu, _)| vcpu_name(&name) == Some(format!("vcpu{vcpu}").into()));
+        let right = match own {
+            Some((_, (_, cpu))) => {
+                allowed.as_slice() == [*cpu] && group.contains("/vcpufreq-rt.plc/rt/")
+            }
+            None => {
+                let intrudes = real_time.iter().any(|(_, cpu)| allowed.contains(*cpu));
+                !intrudes && group.contains("/vcpufreq-rt.plc/rest/")
+            }
         };
         if !right {
             wrong.push(format!("{name} on {allowed} in {group}"));
         }
     }
-    let scheduling = [vm.scheduling(0)?, vm.scheduling(1)?];
+    let mut bounds = Vec::new();
+    let mut scheduling = vec![vm.scheduling(0)?];
+    let mut wanted = vec!["0 0"];
+    for (vcpu, (priority, cpu)) in (1..).zip(real_time) {
+        bounds.push(sysfs::text(bound_file(*cpu))?);
+        scheduling.push(vm.scheduling(vcpu)?);
+        wanted.push(*priority);
+    }
     let locked: u64 = sysfs::field(format!("/proc/{pid}/status"), "VmLck")?;
-    let bound = sysfs::text(bound_file(cpu))?;
     let held = wrong.is_empty()
-        && scheduling == ["0 0", "1 1"]
+        && scheduling == wanted
         && locked >= LOCKED_KIB
-        && bound == BOUND_US;
+        && bounds.iter().all(|bound| bound == BOUND_US);
     Ok(json!({
         "held": held, "wrong": wrong, "priorities_and_policies": scheduling, "locked_kib": locked,
-        "bound_us": bound,
+        "bounds_us": bounds,
     }))
 }
 
