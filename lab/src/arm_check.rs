@@ -17,7 +17,7 @@ use crate::kernel::files_below;
 use crate::progress::Step;
 use crate::result_port;
 use crate::root::Root;
-use crate::verdict::{Tried, tell};
+use crate::verdict::{TestResult, tell};
 
 /// Real time that a boot may take.
 const AT_MOST: Duration = Duration::from_secs(3600);
@@ -257,7 +257,7 @@ pub fn prepare(cache: &Cache, root: &Root, repo: &Path) -> Result<()> {
 }
 
 /// Tries the packages of this folder.
-pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result<Vec<Tried>> {
+pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result<Vec<TestResult>> {
     let system = ArmDebian::prepare(cache, root, repo)?;
     let name = format!("{}-arm", std::process::id());
     let dir = cache.dir().join("runs").join(name);
@@ -315,12 +315,14 @@ pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result
     Ok(tried)
 }
 
-fn read(line: &str) -> Result<Tried> {
+fn read(line: &str) -> Result<TestResult> {
     let result: Value =
         serde_json::from_str(line.trim()).with_context(|| format!("result line '{line}'"))?;
     let text = |key: &str| result[key].as_str().unwrap_or_default().to_owned();
     let name = format!("arm64: {}", text("scenario"));
-    Ok(Tried::new(name, result["held"] == true, || text("seen")))
+    Ok(TestResult::new(name, result["held"] == true, || {
+        text("seen")
+    }))
 }
 
 /// Adds the files of a folder that are wanted, below `to`.

@@ -14,7 +14,7 @@ use crate::check_cache::{Check, CheckPlace};
 use crate::choice::RootPart;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::kernel_source;
-use crate::verdict::{Tried, Verdict, tell};
+use crate::verdict::{TestResult, Verdict, tell};
 
 const GUEST_DRIVER: ModuleSource = ModuleSource {
     name: "guest-driver",
@@ -113,11 +113,11 @@ const COCCI_SCRIPT: &str = r#"
 "#;
 
 /// The modules' packages, built by DKMS for these kernels.
-pub fn packages(artifacts: &Artifacts, repo: &Path, flavors: &[Flavor]) -> Result<Vec<Tried>> {
+pub fn packages(artifacts: &Artifacts, repo: &Path, flavors: &[Flavor]) -> Result<Vec<TestResult>> {
     let mut tried = Vec::new();
     for &flavor in flavors {
         if let Some(why) = flavor.part().and_then(|part| artifacts.root.lacks(part)) {
-            tried.push(Tried::skipped(format!("packages for {flavor:?}"), why));
+            tried.push(TestResult::skipped(format!("packages for {flavor:?}"), why));
             continue;
         }
         let release = Kernel::find(&artifacts.root, flavor)?.release;
@@ -132,7 +132,7 @@ pub fn packages(artifacts: &Artifacts, repo: &Path, flavors: &[Flavor]) -> Resul
 }
 
 /// Every test of the C code that the short set has.
-pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
+pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
     let source = kernel_source::unpacked(&artifacts.cache, &artifacts.root)?;
     let scripts = format!("{}/scripts", artifacts.root.inside(&source)?);
     let checkpatch = format!("CHECKPATCH={scripts}/checkpatch.pl");
@@ -140,7 +140,7 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     // The findings of sparse and checkpatch do not depend on the release much.
     for flavor in [Flavor::Standard, Flavor::Rt] {
         if let Some(why) = flavor.part().and_then(|part| artifacts.root.lacks(part)) {
-            tried.push(Tried::skipped(format!("modules for {flavor:?}"), why));
+            tried.push(TestResult::skipped(format!("modules for {flavor:?}"), why));
             continue;
         }
         let release = Kernel::find(&artifacts.root, flavor)?.release;
@@ -180,7 +180,7 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
 }
 
 /// The guest driver on emulated guests, with memory or a module as host.
-fn driver_tests(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
+fn driver_tests(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
     let release = Kernel::find(&artifacts.root, Flavor::Standard)?.release;
     // In memory, and gone with the command.
     const MO: &str = "MO=/tmp/out";
@@ -191,7 +191,7 @@ fn driver_tests(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
         repo,
     );
     if let Some(why) = artifacts.root.lacks(RootPart::X86Guest) {
-        tried.push(Tried::skipped("guest-driver: guests for x86-64", why));
+        tried.push(TestResult::skipped("guest-driver: guests for x86-64", why));
         return Ok(tried);
     }
     let release = release.replace("-arm64", "-amd64");
@@ -209,16 +209,16 @@ fn driver_tests(artifacts: &Artifacts, repo: &Path) -> Result<Vec<Tried>> {
     Ok(tried)
 }
 
-fn driver_test(check: Check, artifacts: &Artifacts, repo: &Path) -> Vec<Tried> {
+fn driver_test(check: Check, artifacts: &Artifacts, repo: &Path) -> Vec<TestResult> {
     let result = check.carry_out(artifacts.tools(), repo);
     let (text, passed) = match &result {
         Ok(held) => (held.text.clone(), held.verdict()),
         Err(error) => (format!("{error:#}"), Verdict::Passed),
     };
     let mut tried = results(&text, &passed);
-    let failed = |one: &Tried| matches!(one.verdict, Verdict::Failed(_));
+    let failed = |one: &TestResult| matches!(one.verdict, Verdict::Failed(_));
     if tried.is_empty() || (result.is_err() && !tried.iter().any(failed)) {
-        tried.push(Tried::new(
+        tried.push(TestResult::new(
             format!("guest-driver: {}", check.name),
             false,
             || text,
@@ -229,8 +229,8 @@ fn driver_test(check: Check, artifacts: &Artifacts, repo: &Path) -> Vec<Tried> {
 
 /// Reads `NAME (3 s): ok`, which is `passed`, and `NAME (3 s): FAILED` with
 /// why in the lines that follow.
-fn results(text: &str, passed: &Verdict) -> Vec<Tried> {
-    let mut tried: Vec<Tried> = Vec::new();
+fn results(text: &str, passed: &Verdict) -> Vec<TestResult> {
+    let mut tried: Vec<TestResult> = Vec::new();
     for line in text.lines() {
         let ended = line.rsplit_once(" s): ");
         let named = ended.and_then(|(front, end)| Some((front.rsplit_once(" (")?.0, end)));
@@ -246,7 +246,7 @@ fn results(text: &str, passed: &Verdict) -> Vec<Tried> {
             }
         };
         let name = named.map_or("", |(name, _)| name);
-        tried.push(Tried {
+        tried.push(TestResult {
             name: format!("guest-driver: {name}"),
             verdict,
         });

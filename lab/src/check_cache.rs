@@ -14,7 +14,7 @@ use crate::child_output;
 use crate::kernel::ModuleSource;
 use crate::progress::Step;
 use crate::root::Root;
-use crate::verdict::{Tried, Verdict};
+use crate::verdict::{TestResult, Verdict};
 
 /// A command on a part of the checkout.
 pub struct Check {
@@ -79,12 +79,12 @@ impl Check {
     }
 
     /// Runs it as one test.
-    pub fn tried(&self, name: String, (cache, root): (&Cache, &Root), repo: &Path) -> Tried {
+    pub fn tried(&self, name: String, (cache, root): (&Cache, &Root), repo: &Path) -> TestResult {
         let verdict = match self.carry_out((cache, root), repo) {
             Ok(held) => held.verdict(),
             Err(error) => Verdict::Failed(format!("{error:#}")),
         };
-        Tried { name, verdict }
+        TestResult { name, verdict }
     }
 }
 

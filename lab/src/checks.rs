@@ -14,11 +14,11 @@ use crate::known::KnownVersions;
 use crate::progress::{Step, above};
 use crate::set::Set;
 use crate::supply;
-use crate::verdict::{Tried, Verdict, tell};
+use crate::verdict::{TestResult, Verdict, tell};
 
 /// A set's checks of formatting, lints and dependencies, which seldom change. The long set has the lints
 /// for x86-64 and those of the machine's own compiler: they look at the same sources as the short set's.
-pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<Tried>> {
+pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<TestResult>> {
     let (cache, root) = artifacts.tools();
     let known = KnownVersions::read(repo)?;
     let compiler = root.version("rustc")?;
@@ -46,7 +46,7 @@ pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<Tried
 
 /// clippy of this machine, where it has one. That of another version than those which the project is
 /// kept clean with has other lints: it is heard, and decides nothing.
-fn machine_lints(known: &KnownVersions, repo: &Path) -> Result<Option<Tried>> {
+fn machine_lints(known: &KnownVersions, repo: &Path) -> Result<Option<TestResult>> {
     let mut version = machine_cargo();
     let (there, text) = output(version.args(["clippy", "--version"]).current_dir(repo))?;
     if !there {
@@ -72,7 +72,7 @@ fn machine_lints(known: &KnownVersions, repo: &Path) -> Result<Option<Tried>> {
     let (held, text) = child_output::cargo(&mut lint, &step)?;
     step.done();
     if strict {
-        return Ok(Some(Tried::new(name, held, || text)));
+        return Ok(Some(TestResult::new(name, held, || text)));
     }
     note(&name, &text);
     Ok(None)
@@ -97,7 +97,7 @@ fn warnings(text: &str) -> usize {
 
 /// The crates' own tests: the long set's are those marked `#[ignore]`, which take long. A test that
 /// prints `SKIP: reason` is a skipped one.
-pub fn crates(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<Tried>> {
+pub fn crates(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<TestResult>> {
     let step = Step::start("tests of the crates");
     let mut test = machine_cargo();
     test.args(["test", "--workspace", "--locked", "--no-fail-fast"])
@@ -121,7 +121,7 @@ pub fn crates(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<Tried>
         .iter()
         .any(|one| matches!(one.verdict, Verdict::Failed(_)));
     if !held && !failed {
-        tried.push(Tried::new("cargo test", false, || text.clone()));
+        tried.push(TestResult::new("cargo test", false, || text.clone()));
     } else if failed {
         above(|| println!("{text}"));
     }
@@ -134,8 +134,8 @@ const IGNORED: &str = "ignored";
 
 /// Reads what the test harness printed: `test NAME ... ok`, and the output
 /// of each test under `---- NAME stdout ----`.
-fn parse(text: &str) -> Vec<Tried> {
-    let mut tried: Vec<Tried> = Vec::new();
+fn parse(text: &str) -> Vec<TestResult> {
+    let mut tried: Vec<TestResult> = Vec::new();
     let mut shown = String::new();
     for line in text.lines() {
         if let Some((name, result)) = line
@@ -147,7 +147,7 @@ fn parse(text: &str) -> Vec<Tried> {
                 ignored if ignored.starts_with(IGNORED) => Verdict::Skipped(IGNORED.to_owned()),
                 other => Verdict::Failed(other.to_owned()),
             };
-            tried.push(Tried {
+            tried.push(TestResult {
                 name: name.to_owned(),
                 verdict,
             });

@@ -23,7 +23,7 @@ use crate::progress::{Step, above};
 use crate::root::Root;
 use crate::supply;
 use crate::tree::RootUse;
-use crate::verdict::{Counts, Tried, tell};
+use crate::verdict::{Counts, TestResult, tell};
 
 /// Measured, in MiB.
 const NEEDED_MIB: u64 = 1_600;
@@ -215,7 +215,7 @@ impl Builder<'_> {
         self.root.run("making an archive", "sh", &args).map(drop)
     }
 
-    fn lintian(&self) -> Result<Tried> {
+    fn lintian(&self) -> Result<TestResult> {
         let mut lintian = self.root.command("lintian");
         lintian.args(["--allow-root", "--fail-on", "error,warning"]);
         for (architecture, _) in BUILDS {
@@ -225,11 +225,11 @@ impl Builder<'_> {
         let (held, text) = child_output::output(&mut lintian)?;
         print!("{text}");
         let seen = || "errors or warnings are above".to_owned();
-        Ok(Tried::new("packages: lintian", held, seen))
+        Ok(TestResult::new("packages: lintian", held, seen))
     }
 
     /// All files were made, and the packages for each architecture have what they are for.
-    fn contents(&self, made: &BTreeMap<String, Vec<u8>>) -> Result<Vec<Tried>> {
+    fn contents(&self, made: &BTreeMap<String, Vec<u8>>) -> Result<Vec<TestResult>> {
         let mut tried = vec![complete(made)];
         let packages = self.root.inside(&self.place)?;
         for (architecture, _) in BUILDS {
@@ -239,7 +239,7 @@ impl Builder<'_> {
             check.args([file("vcpufreq"), file("vcpufreq-dbgsym")]);
             let (held, text) = child_output::output(&mut check)?;
             let name = format!("{architecture}: below 10 MB, line tables apart, all parts listed");
-            tried.push(Tried::new(format!("packages: {name}"), held, || text));
+            tried.push(TestResult::new(format!("packages: {name}"), held, || text));
         }
         Ok(tried)
     }
@@ -289,18 +289,18 @@ fn expected() -> BTreeSet<String> {
 }
 
 /// Whether all that, and no more, was made.
-fn complete(made: &BTreeMap<String, Vec<u8>>) -> Tried {
+fn complete(made: &BTreeMap<String, Vec<u8>>) -> TestResult {
     let (expected, made) = (expected(), made.keys().cloned().collect());
     let name = format!("packages: the {} files are there", expected.len());
     let lack: Vec<_> = expected.difference(&made).map(String::as_str).collect();
     let more: Vec<_> = made.difference(&expected).map(String::as_str).collect();
-    Tried::new(name, lack.is_empty() && more.is_empty(), || {
+    TestResult::new(name, lack.is_empty() && more.is_empty(), || {
         format!("missing: {}; besides: {}", lack.join(", "), more.join(", "))
     })
 }
 
 /// Whether two builds made the same files with the same bytes.
-fn same(first: &BTreeMap<String, Vec<u8>>, second: &BTreeMap<String, Vec<u8>>) -> Tried {
+fn same(first: &BTreeMap<String, Vec<u8>>, second: &BTreeMap<String, Vec<u8>>) -> TestResult {
     let names = first.keys().chain(second.keys());
     let mut differ: Vec<&str> = names
         .filter(|name| first.get(*name) != second.get(*name))
@@ -308,7 +308,7 @@ fn same(first: &BTreeMap<String, Vec<u8>>, second: &BTreeMap<String, Vec<u8>>) -
         .collect();
     differ.dedup();
     let name = format!("packages: two builds give the same {} files", first.len());
-    Tried::new(name, differ.is_empty() && !first.is_empty(), || {
+    TestResult::new(name, differ.is_empty() && !first.is_empty(), || {
         format!("these differ: {}", differ.join(", "))
     })
 }

@@ -6,7 +6,7 @@
 //! tests: it holds if it held in all draws but one. The bench judges medians over repeats of its
 //! own, and is drawn once.
 
-use crate::verdict::{Tried, Verdict};
+use crate::verdict::{TestResult, Verdict};
 
 /// How often each is drawn.
 pub const DRAWS: usize = 3;
@@ -16,7 +16,7 @@ pub const LATER_US: u64 = 1_300;
 
 /// What came of all draws: the tests of each. One that a draw lacks did not hold there, as none does
 /// in a draw whose host failed.
-pub fn judged(draws: &[Vec<Tried>]) -> Vec<Tried> {
+pub fn judged(draws: &[Vec<TestResult>]) -> Vec<TestResult> {
     let mut names: Vec<&str> = Vec::new();
     for one in draws.iter().flatten() {
         if !names.contains(&&*one.name) {
@@ -27,9 +27,9 @@ pub fn judged(draws: &[Vec<Tried>]) -> Vec<Tried> {
     all.collect()
 }
 
-fn of_one(name: &str, draws: &[Vec<Tried>]) -> Tried {
-    let of = |draw: &Vec<Tried>| draw.iter().find(|one| one.name == name).cloned();
-    let results: Vec<Option<Tried>> = draws.iter().map(of).collect();
+fn of_one(name: &str, draws: &[Vec<TestResult>]) -> TestResult {
+    let of = |draw: &Vec<TestResult>| draw.iter().find(|one| one.name == name).cloned();
+    let results: Vec<Option<TestResult>> = draws.iter().map(of).collect();
     let held = results.iter().flatten().filter(|one| one.held()).count();
     let seen = results
         .iter()
@@ -43,7 +43,7 @@ fn of_one(name: &str, draws: &[Vec<Tried>]) -> Tried {
         });
     let seen: Vec<String> = seen.collect();
     let name = format!("{name}: held in {held} of {} draws", draws.len());
-    Tried::new(name, held + 1 >= draws.len(), || seen.join("; "))
+    TestResult::new(name, held + 1 >= draws.len(), || seen.join("; "))
 }
 
 #[cfg(test)]
@@ -52,8 +52,8 @@ mod tests {
     //! whose host failed counts against each test.
     use super::*;
 
-    fn draw(held: bool) -> Vec<Tried> {
-        vec![Tried::new("no-dip", held, || "2 dips".to_owned())]
+    fn draw(held: bool) -> Vec<TestResult> {
+        vec![TestResult::new("no-dip", held, || "2 dips".to_owned())]
     }
 
     #[test]

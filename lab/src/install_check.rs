@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use crate::cache::Cache;
 use crate::clean_debian::CleanDebian;
 use crate::progress::Step;
-use crate::verdict::{Tried, tell};
+use crate::verdict::{TestResult, tell};
 
 const RELEASES: [&str; 2] = ["bookworm", "trixie"];
 /// As seen inside a system.
@@ -168,7 +168,7 @@ pub fn prepare(cache: &Cache) -> Result<()> {
 }
 
 /// Tries the packages of this folder on each release.
-pub fn check(cache: &Cache, packages: &Path) -> Result<Vec<Tried>> {
+pub fn check(cache: &Cache, packages: &Path) -> Result<Vec<TestResult>> {
     let mut tried = Vec::new();
     for release in RELEASES {
         let system = CleanDebian::copy(cache, release)?;
@@ -183,7 +183,7 @@ pub fn check(cache: &Cache, packages: &Path) -> Result<Vec<Tried>> {
         let news = on(&system)?;
         step.done();
         for (name, held, seen) in news {
-            let one = Tried::new(format!("{release}: {name}"), held, || seen);
+            let one = TestResult::new(format!("{release}: {name}"), held, || seen);
             tell(&one);
             tried.push(one);
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::artifacts::Artifacts;
 use crate::run::Options;
-use crate::verdict::Tried;
+use crate::verdict::TestResult;
 
 /// Prints what isn't there; then one word that isn't in the line itself.
 const LINE: &str = "for f in /bin/vcpufreq /bin/vcpufreq-load /bin/rt-app /bin/cyclictest \
@@ -14,7 +14,7 @@ const LINE: &str = "for f in /bin/vcpufreq /bin/vcpufreq-load /bin/rt-app /bin/c
     vcpufreq --version; cyclictest --help 2>&1 | head -n 1; echo al''l";
 
 /// The shell's test.
-pub fn check(artifacts: &Artifacts, repo: &Path) -> Tried {
+pub fn check(artifacts: &Artifacts, repo: &Path) -> TestResult {
     let options = Options {
         topology: "1".to_owned(),
         ..Options::of(&[])
@@ -26,5 +26,5 @@ pub fn check(artifacts: &Artifacts, repo: &Path) -> Tried {
     let held = has("vcpufreq ") && has("cyclictest ") && lines().any(|line| line == "all");
     let held = held && !said.contains("missing");
     let name = "lab-shell: a line at its prompt, everything is there";
-    Tried::new(name, held, || said.clone())
+    TestResult::new(name, held, || said.clone())
 }

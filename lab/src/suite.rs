@@ -25,7 +25,7 @@ use crate::out;
 use crate::progress::{Step, above};
 use crate::run::Options;
 use crate::set::Set::{self, Instrumented, Long, Short};
-use crate::verdict::{Counts, Tried, Verdict, tell};
+use crate::verdict::{Counts, TestResult, Verdict, tell};
 use crate::{shell_check, tools};
 
 /// Runs a set's tests, or its emulated hosts alone, with a pause before each scenario; whether none
@@ -61,7 +61,7 @@ pub fn run(artifacts: &Artifacts, repo: &Path, set: Set, later_us: Option<u64>) 
 }
 
 /// What one thread does before it boots hosts: checks that need none.
-type Checks<'a> = dyn Fn() -> Result<Vec<Tried>> + Sync + 'a;
+type Checks<'a> = dyn Fn() -> Result<Vec<TestResult>> + Sync + 'a;
 
 /// Boots two hosts at a time, in this order: an emulated host keeps one CPU busy. So do the checks
 /// that come first in each thread. What was tried, and all that the scenarios report, with the host
@@ -71,7 +71,7 @@ fn boot_all(
     repo: &Path,
     boots: &[&Boot],
     (later_us, first): (u64, [&Checks; 2]),
-) -> Result<(Vec<Tried>, Vec<Value>)> {
+) -> Result<(Vec<TestResult>, Vec<Value>)> {
     let next = AtomicUsize::new(0);
     let pace = Mutex::new(SuiteProgress::of(boots));
     let tried = Mutex::new(Vec::new());
@@ -174,15 +174,15 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Two runs of the same scenario on the same artifacts give the same events.
-fn same(results: &[Value]) -> Tried {
+fn same(results: &[Value]) -> TestResult {
     // One alone is none: the other's host failed.
     let held = results.len() > 1 && results.windows(2).all(|pair| pair[0] == pair[1]);
-    Tried::new(SAME, held, || "they differ".to_owned())
+    TestResult::new(SAME, held, || "they differ".to_owned())
 }
 
 /// What came of one scenario: the tests that it makes, and its report.
 struct ScenarioOutcome {
-    tried: Vec<Tried>,
+    tried: Vec<TestResult>,
     result: Value,
 }
 
@@ -193,9 +193,9 @@ impl Boot {
         artifacts: &Artifacts,
         repo: &Path,
         later_us: u64,
-    ) -> (Vec<Tried>, Vec<Value>) {
+    ) -> (Vec<TestResult>, Vec<Value>) {
         if let Some(why) = self.lacks(artifacts) {
-            let tried = Tried::skipped(format!("lab {}", self.name()), why);
+            let tried = TestResult::skipped(format!("lab {}", self.name()), why);
             tell(&tried);
             return (vec![tried], Vec::new());
         }
@@ -235,7 +235,7 @@ impl Boot {
                     }
                 }
                 // Its scenarios failed, each for that reason.
-                Err(failed) => draw.extend(self.sampled.iter().map(|one| Tried {
+                Err(failed) => draw.extend(self.sampled.iter().map(|one| TestResult {
                     name: format!("lab {}: {one}", self.name()),
                     verdict: failed.verdict.clone(),
                 })),
@@ -261,7 +261,7 @@ impl Boot {
         repo: &Path,
         later_us: u64,
         scenarios: &[&str],
-    ) -> Result<Vec<ScenarioOutcome>, Tried> {
+    ) -> Result<Vec<ScenarioOutcome>, TestResult> {
         let options = Options {
             topology: self.topology.to_owned(),
             host: self.host,
@@ -281,7 +281,7 @@ impl Boot {
         let name = |scenario: &str| format!("lab {host}: {scenario}");
         let report = options.report(artifacts, repo).map_err(|error| {
             let what = name(&scenarios.join(", "));
-            let failed = Tried::new(what, false, || format!("{error:#}"));
+            let failed = TestResult::new(what, false, || format!("{error:#}"));
             tell(&failed);
             failed
         })?;
@@ -306,28 +306,32 @@ impl Boot {
     }
 
     /// The tests that a scenario's result makes.
-    fn tests_of(&self, name: &str, result: &Value, wall_s: u64) -> Vec<Tried> {
-        let mut tried = vec![Tried::new(name, result["held"] == true, || {
+    fn tests_of(&self, name: &str, result: &Value, wall_s: u64) -> Vec<TestResult> {
+        let mut tried = vec![TestResult::new(name, result["held"] == true, || {
             result.to_string()
         })];
         if result["scenario"] == "demo" {
             let shown = demo::complete(result.clone(), self.topology, wall_s);
             let lacks = demo::missing(&shown);
             let what = format!("{name}: demo.json has its keys");
-            tried.push(Tried::new(what, lacks.is_empty(), || lacks.join(", ")));
+            tried.push(TestResult::new(what, lacks.is_empty(), || lacks.join(", ")));
         }
         let bounds = result["report"]["bounds"].as_array().into_iter().flatten();
         tried.extend(bounds.filter_map(|bound| {
             let out_of_bound = || "it doesn't".to_owned();
             let name = format!("{name}: {}", bound["text"].as_str()?);
-            Some(Tried::new(name, bound["held"].as_bool()?, out_of_bound))
+            Some(TestResult::new(
+                name,
+                bound["held"].as_bool()?,
+                out_of_bound,
+            ))
         }));
         tried
     }
 }
 
 /// Ends the run with what didn't pass, and the counts; whether none failed.
-fn summary(tried: &[Tried], started: Instant) -> bool {
+fn summary(tried: &[TestResult], started: Instant) -> bool {
     println!("\nin {} s:", started.elapsed().as_secs());
     for one in tried {
         if !matches!(one.verdict, Verdict::Passed | Verdict::Kept) {

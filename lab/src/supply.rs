@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::child_output::{self, CARGO_BAR, machine_cargo, output};
 use crate::namespace::{self, Users};
 use crate::progress::Step;
-use crate::verdict::{Tried, Verdict};
+use crate::verdict::{TestResult, Verdict};
 
 /// Version that the checks were written with; a newer one may have new rules.
 const CARGO_DENY: &str = "0.20.2";
@@ -22,9 +22,9 @@ const COPY: &str = "VCPUFREQ_ADVISORIES";
 const FRESH: Duration = Duration::from_secs(90 * 24 * 3600);
 
 /// `cargo deny`: licences, sources and bans; known vulnerabilities too where their list can be had.
-pub fn dependencies(cache: &Cache, repo: &Path) -> Result<Vec<Tried>> {
+pub fn dependencies(cache: &Cache, repo: &Path) -> Result<Vec<TestResult>> {
     let (held, text) = deny(cache, repo, &["licenses", "bans", "sources"])?;
-    let rules = Tried::new("cargo deny: licences, bans, sources", held, || text);
+    let rules = TestResult::new("cargo deny: licences, bans, sources", held, || text);
     let mut advisories = advisories(cache, repo)?;
     if let Err(why) = advisories.list {
         advisories.tried.verdict = Verdict::Skipped(why);
@@ -33,7 +33,7 @@ pub fn dependencies(cache: &Cache, repo: &Path) -> Result<Vec<Tried>> {
 }
 
 /// For a release: no crate has a known vulnerability, by a list that isn't old.
-pub fn release(cache: &Cache, repo: &Path) -> Result<Tried> {
+pub fn release(cache: &Cache, repo: &Path) -> Result<TestResult> {
     let mut advisories = advisories(cache, repo)?;
     if let Err(why) = advisories.list {
         advisories.tried.verdict = Verdict::Failed(why);
@@ -42,7 +42,7 @@ pub fn release(cache: &Cache, repo: &Path) -> Result<Tried> {
 }
 
 struct Advisories {
-    tried: Tried,
+    tried: TestResult,
     /// Why the list isn't there, or is too old for a release.
     list: Result<(), String>,
 }
@@ -60,7 +60,7 @@ fn advisories(cache: &Cache, repo: &Path) -> Result<Advisories> {
         let why = || format!("no list of advisories: fetch {DATABASE}, or set {COPY} to a clone");
         list = list.and_then(|()| Err(why()));
     }
-    let tried = Tried::new(name, held, || text);
+    let tried = TestResult::new(name, held, || text);
     Ok(Advisories { tried, list })
 }
 

@@ -18,14 +18,14 @@ pub enum Verdict {
 
 /// A test and what came of it.
 #[derive(Debug, Clone)]
-pub struct Tried {
+pub struct TestResult {
     /// Where and what.
     pub name: String,
     /// What came of it.
     pub verdict: Verdict,
 }
 
-impl Tried {
+impl TestResult {
     /// From whether it held, and what to show when it didn't.
     pub fn new(name: impl Into<String>, held: bool, seen: impl FnOnce() -> String) -> Self {
         let verdict = if held {
@@ -54,7 +54,7 @@ impl Tried {
 }
 
 /// Shows a test's outcome as it is known.
-pub fn tell(tried: &Tried) {
+pub fn tell(tried: &TestResult) {
     let name = &tried.name;
     let line = match &tried.verdict {
         Verdict::Passed => format!("ok       {name}"),
@@ -80,7 +80,7 @@ pub struct Counts {
 
 impl Counts {
     /// Of these tests.
-    pub fn of(tried: &[Tried]) -> Self {
+    pub fn of(tried: &[TestResult]) -> Self {
         let mut counts = Self::default();
         for one in tried {
             match one.verdict {
@@ -122,7 +122,7 @@ mod tests {
             Verdict::Failed("why".into()),
             Verdict::Skipped("why".into()),
         ];
-        let named = |verdict| Tried {
+        let named = |verdict| TestResult {
             name: "one".into(),
             verdict,
         };

@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::{
     change::{Change, THERE, Target},
     guests::{self, InTheWay, Vcpus},
-    host::Host,
+    host::WriteHost,
     partition::PartitionError,
     plan::RtPlan,
     profile::Profile,
@@ -80,7 +80,7 @@ pub struct Applied {
 /// values can't be put on disk, otherwise the variant for what is in the way. Nothing was changed
 /// then.
 pub fn apply(
-    host: &dyn Host,
+    host: &dyn WriteHost,
     plan: &RtPlan,
     profile: (&str, &Profile),
     report: &mut dyn FnMut(&str, &str, &str),
@@ -115,7 +115,7 @@ pub fn apply(
 }
 
 /// Makes the changes that aren't made yet, and those that another one has undone.
-fn make(host: &dyn Host, plan: &RtPlan, report: &mut dyn FnMut(&str, &str, &str)) -> Applied {
+fn make(host: &dyn WriteHost, plan: &RtPlan, report: &mut dyn FnMut(&str, &str, &str)) -> Applied {
     let mut applied = Applied::default();
     let changes = plan.changes().map(|(_, change)| change);
     record::until_stuck(changes.collect(), report, |left, report| {
@@ -126,7 +126,7 @@ fn make(host: &dyn Host, plan: &RtPlan, report: &mut dyn FnMut(&str, &str, &str)
 
 /// Makes these changes; those that could not be made.
 fn pass<'a>(
-    host: &dyn Host,
+    host: &dyn WriteHost,
     changes: &[&'a Change],
     applied: &mut Applied,
     report: &mut dyn FnMut(&str, &str, &str),
@@ -176,7 +176,7 @@ fn check_new(plan: &RtPlan) -> Result<(), ApplyError> {
 
 /// Whether no guest is on the CPUs that are set apart, and the recorded old values are current: a
 /// guest that has ended since the plan was made has restored its own.
-fn check_unmoved(host: &dyn Host, record: &Record) -> Result<(), ApplyError> {
+fn check_unmoved(host: &dyn WriteHost, record: &Record) -> Result<(), ApplyError> {
     guests::check_free(host.as_look(), &record.partition.rt(), Vcpus::Pinned)?;
     for Entry { target, old, .. } in &record.entries {
         match target.now(host.as_look()) {
@@ -195,7 +195,7 @@ fn check_unmoved(host: &dyn Host, record: &Record) -> Result<(), ApplyError> {
 }
 
 /// Removes the record of an earlier boot; one of this boot is an error.
-fn close_earlier(host: &dyn Host, plan: &RtPlan) -> Result<bool, ApplyError> {
+fn close_earlier(host: &dyn WriteHost, plan: &RtPlan) -> Result<bool, ApplyError> {
     let Some(record) = Record::read(host.as_look())? else {
         return Ok(false);
     };

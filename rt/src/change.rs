@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    host::{Look, Reading, Unread},
+    host::{ReadHost, Reading, Unread},
     process::ThreadStat,
     value::Format,
 };
@@ -69,10 +69,10 @@ impl Target {
     /// Its value now.
     ///
     /// # Errors
-    /// As [`Look::read`] or [`Look::list`]; [`Unread::Missing`] when the thread has ended or its
+    /// As [`ReadHost::read`] or [`ReadHost::list`]; [`Unread::Missing`] when the thread has ended or its
     /// number is another one's, [`Unread::Refused`] when its policy is none of
-    /// [`Host::schedule`](crate::Host::schedule).
-    pub fn now(&self, look: &dyn Look) -> Reading {
+    /// [`WriteHost::schedule`](crate::WriteHost::schedule).
+    pub fn now(&self, look: &dyn ReadHost) -> Reading {
         match self {
             Self::File {
                 path,

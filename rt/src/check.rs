@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::{
     finding::{Effect, Finding},
-    host::Look,
+    host::ReadHost,
     plan::RtPlan,
     profile::Profile,
     settings::{self, UnitContext},
@@ -47,7 +47,7 @@ pub fn is_ready(plan: &RtPlan, checked: &[Checked]) -> bool {
 
 /// What is so of each setting of a plan, which shows the host as it is now.
 #[must_use]
-pub fn check(look: &dyn Look, plan: &RtPlan, profile: &Profile) -> Vec<Checked> {
+pub fn check(look: &dyn ReadHost, plan: &RtPlan, profile: &Profile) -> Vec<Checked> {
     let cx = UnitContext::new(look, &plan.partition, profile);
     let settings = plan.settings.iter().map(|setting| {
         let unset: Vec<_> = setting

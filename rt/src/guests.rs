@@ -12,7 +12,7 @@ use thiserror::Error;
 use vcpufreq_device::host::CpuList;
 
 use crate::{
-    host::Look,
+    host::ReadHost,
     own_dir::Untrusted,
     owner::{Owner, OwnerStatus},
     record::DIR,
@@ -48,7 +48,12 @@ impl GuestCpus {
     ///
     /// # Errors
     /// The guest that has one.
-    pub fn check_off(&self, look: &dyn Look, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
+    pub fn check_off(
+        &self,
+        look: &dyn ReadHost,
+        cpus: &CpuList,
+        whose: Vcpus,
+    ) -> Result<(), InTheWay> {
         let (rt, pinned) = (self.real_time.and(cpus), self.pinned.and(cpus));
         let contended = match whose {
             Vcpus::RealTime => rt.clone(),
@@ -97,7 +102,7 @@ struct RealTimeCpus {
 ///
 /// # Errors
 /// The first guest that has one there.
-pub fn check_free(look: &dyn Look, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
+pub fn check_free(look: &dyn ReadHost, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
     let names = match look.own_names(DIR) {
         Ok(names) => names,
         // Only root can change anything, which sees them.
@@ -117,7 +122,7 @@ fn untrusted(why: &Untrusted) -> InTheWay {
     InTheWay(why.to_string())
 }
 
-fn check_one(look: &dyn Look, pid: u32, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
+fn check_one(look: &dyn ReadHost, pid: u32, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
     let text = match look.own_file(&format!("{DIR}/{pid}.json")) {
         Ok(Some(text)) => text,
         Ok(None) => return Ok(()),

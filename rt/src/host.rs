@@ -24,7 +24,7 @@ pub enum Unread {
 pub type Reading = Result<String, Unread>;
 
 /// Looking.
-pub trait Look {
+pub trait ReadHost {
     /// The trimmed text of a file.
     ///
     /// # Errors
@@ -73,9 +73,9 @@ pub trait Look {
 }
 
 /// Changing. Each call is one step that a crash comes before or after.
-pub trait Host: Look {
-    /// The same, for looking: Rust 1.85 can't make a `dyn Look` of a `dyn Host`.
-    fn as_look(&self) -> &dyn Look;
+pub trait WriteHost: ReadHost {
+    /// The same, for looking: Rust 1.85 can't make a `dyn ReadHost` of a `dyn WriteHost`.
+    fn as_look(&self) -> &dyn ReadHost;
 
     /// Writes a kernel file in one call.
     ///

@@ -6,7 +6,7 @@ use std::io;
 use thiserror::Error;
 
 use crate::{
-    host::{Host, LockedFile},
+    host::{LockedFile, WriteHost},
     record::{PATH, Record, RecordError},
 };
 
@@ -42,7 +42,7 @@ impl InForce {
     /// # Errors
     /// [`InForceError::Busy`] while an apply or restore is under way, [`InForceError::Record`] when
     /// the record is invalid, [`InForceError::Unheld`] when it can't be locked.
-    pub fn look(host: &dyn Host) -> Result<Self, InForceError> {
+    pub fn look(host: &dyn WriteHost) -> Result<Self, InForceError> {
         let nothing = Self {
             record: None,
             _held: None,
@@ -79,7 +79,7 @@ impl InForce {
     /// # Errors
     /// [`InForceError::Begun`] when there was nothing, and an apply has begun;
     /// [`InForceError::Record`] when the record is invalid.
-    pub fn check_still(&self, host: &dyn Host) -> Result<(), InForceError> {
+    pub fn check_still(&self, host: &dyn WriteHost) -> Result<(), InForceError> {
         match (&self.record, visible(host)?) {
             (None, Some(record)) if !record.is_of_another_boot(host.as_look())? => {
                 Err(InForceError::Begun)
@@ -89,7 +89,7 @@ impl InForce {
     }
 }
 
-fn visible(host: &dyn Host) -> Result<Option<Record>, RecordError> {
+fn visible(host: &dyn WriteHost) -> Result<Option<Record>, RecordError> {
     match Record::read(host.as_look()) {
         Err(RecordError::Denied) => Ok(None),
         read => read,

@@ -15,7 +15,7 @@ use nix::{
 use vcpufreq_device::host::{HostRoot, SchedAttr, Tid};
 
 use crate::{
-    host::{Host, LockedFile, Look, Reading, Unread},
+    host::{LockedFile, ReadHost, Reading, Unread, WriteHost},
     own_dir::{OwnDir, Untrusted},
     value,
 };
@@ -93,7 +93,7 @@ impl From<io::Error> for Unread {
     }
 }
 
-impl Look for KernelHost {
+impl ReadHost for KernelHost {
     fn read(&self, path: &str) -> Reading {
         let text = bounded(File::open(self.path(path))?)?;
         Ok(text.trim().to_owned())
@@ -136,8 +136,8 @@ impl Look for KernelHost {
     }
 }
 
-impl Host for KernelHost {
-    fn as_look(&self) -> &dyn Look {
+impl WriteHost for KernelHost {
+    fn as_look(&self) -> &dyn ReadHost {
         self
     }
 

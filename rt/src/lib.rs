@@ -2,7 +2,7 @@
 //! Host tuning for real-time guests.
 //!
 //! ```text
-//! facts (Look) + Partition + Profile ─▶ plan ─▶ Plan: changes, each with reason and effect
+//! facts (ReadHost) + Partition + Profile ─▶ plan ─▶ Plan: changes, each with reason and effect
 //!                                                │
 //!              record of the old values ◀── apply ├─▶ check: set? effective on these CPUs?
 //!                        └────────────▶ restore
@@ -46,7 +46,7 @@ pub use change::{Change, Target};
 pub use check::{Checked, check, is_ready};
 pub use finding::{Absent, Effect, Finding};
 pub use guests::{GuestCpus, InTheWay, Vcpus, check_free};
-pub use host::{Host, LockedFile, Look, Reading, Unread};
+pub use host::{LockedFile, ReadHost, Reading, Unread, WriteHost};
 pub use host_changes::{IdleBound, InPartition, RtHostChanges, bound_file, remove_within};
 pub use in_force::{InForce, InForceError};
 pub use kernel_host::KernelHost;

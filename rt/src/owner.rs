@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    host::{Look, Unread},
+    host::{ReadHost, Unread},
     process::ThreadStat,
 };
 
@@ -43,9 +43,9 @@ impl Owner {
     /// The process `pid`.
     ///
     /// # Errors
-    /// As [`Look::read`] of its files in procfs; [`Unread::Missing`] when it has ended or procfs
+    /// As [`ReadHost::read`] of its files in procfs; [`Unread::Missing`] when it has ended or procfs
     /// hides it.
-    pub fn of(look: &dyn Look, pid: u32) -> Result<Self, Unread> {
+    pub fn of(look: &dyn ReadHost, pid: u32) -> Result<Self, Unread> {
         let stat = ThreadStat::read(look, pid)?;
         if stat.has_ended {
             return Err(Unread::Missing);
@@ -60,7 +60,7 @@ impl Owner {
 
     /// Whether it still runs.
     #[must_use]
-    pub fn status(&self, look: &dyn Look) -> OwnerStatus {
+    pub fn status(&self, look: &dyn ReadHost) -> OwnerStatus {
         let Ok(boot_id) = look.read(BOOT_ID) else {
             return OwnerStatus::Unseen;
         };
@@ -79,6 +79,6 @@ impl Owner {
     }
 }
 
-fn pid_namespace(look: &dyn Look) -> String {
+fn pid_namespace(look: &dyn ReadHost) -> String {
     look.link_name("/proc/self/ns/pid").unwrap_or_default()
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vcpufreq_device::host::CpuList;
 
-use crate::host::Look;
+use crate::host::ReadHost;
 
 /// The online CPUs, as the kernel lists them.
 pub(crate) const ONLINE: &str = "/sys/devices/system/cpu/online";
@@ -61,7 +61,7 @@ impl Partition {
     /// # Errors
     /// What is wrong with it.
     pub fn new(
-        look: &dyn Look,
+        look: &dyn ReadHost,
         guests: Vec<PartitionGuest>,
         housekeeping: Option<CpuList>,
         unthrottled: Option<&'static str>,
@@ -120,7 +120,7 @@ impl Partition {
     ///
     /// # Errors
     /// [`PartitionError`] when the host's CPUs can't be read.
-    pub fn without_guests(look: &dyn Look) -> Result<Self, PartitionError> {
+    pub fn without_guests(look: &dyn ReadHost) -> Result<Self, PartitionError> {
         Ok(Self {
             guests: Vec::new(),
             housekeeping: online(look)?,
@@ -169,12 +169,12 @@ pub(crate) fn check_guests(guests: &[PartitionGuest]) -> Result<(), PartitionErr
     Ok(())
 }
 
-fn online(look: &dyn Look) -> Result<CpuList, PartitionError> {
+fn online(look: &dyn ReadHost) -> Result<CpuList, PartitionError> {
     let unknown = || PartitionError(format!("{ONLINE} can't be read; mount /sys"));
     list(look, ONLINE).ok_or_else(unknown)
 }
 
 /// The CPU list in a file.
-pub(crate) fn list(look: &dyn Look, path: &str) -> Option<CpuList> {
+pub(crate) fn list(look: &dyn ReadHost, path: &str) -> Option<CpuList> {
     look.read(path).ok()?.parse().ok()
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::{
     change::Change,
     finding::{Absent, Finding},
-    host::Look,
+    host::ReadHost,
     owner::Owner,
     partition::Partition,
     profile::Profile,
@@ -56,7 +56,7 @@ impl RtPlan {
 
 /// The plan for a partition. Nothing is changed.
 #[must_use]
-pub fn plan(look: &dyn Look, partition: &Partition, profile: &Profile) -> RtPlan {
+pub fn plan(look: &dyn ReadHost, partition: &Partition, profile: &Profile) -> RtPlan {
     let cx = UnitContext::new(look, partition, profile);
     let mut sheet = Sheet::new(look);
     let mut settings = Vec::new();

@@ -4,7 +4,7 @@
 use vcpufreq_device::host::{proc_field, process_has_ended, stat_field};
 
 use crate::{
-    host::{Look, Unread},
+    host::{ReadHost, Unread},
     value,
 };
 
@@ -29,7 +29,7 @@ const PF_KTHREAD: u32 = 0x0020_0000;
 const KTHREADD: &str = "2";
 
 impl ThreadStat {
-    pub(crate) fn read(look: &dyn Look, pid: u32) -> Result<Self, Unread> {
+    pub(crate) fn read(look: &dyn ReadHost, pid: u32) -> Result<Self, Unread> {
         let text = look.read(&format!("/proc/{pid}/stat"))?;
         let field = |number| stat_field(&text, number).ok_or(Unread::Refused);
         let number = |at: usize| field(at).ok()?.parse::<u32>().ok();
@@ -49,8 +49,8 @@ impl ThreadStat {
 /// The users of a process, by proc_pid_status(5): real, effective, saved, and for files.
 ///
 /// # Errors
-/// As [`Look::read`] of its status; [`Unread::Refused`] when that has no users.
-pub(crate) fn users(look: &dyn Look, pid: u32) -> Result<Vec<u32>, Unread> {
+/// As [`ReadHost::read`] of its status; [`Unread::Refused`] when that has no users.
+pub(crate) fn users(look: &dyn ReadHost, pid: u32) -> Result<Vec<u32>, Unread> {
     let text = look.read(&format!("/proc/{pid}/status"))?;
     let line = proc_field(&text, "Uid").ok_or(Unread::Refused)?;
     let numbers = line.split_whitespace();

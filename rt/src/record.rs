@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::{
     change::{THERE, Target},
-    host::{Host, Look},
+    host::{ReadHost, WriteHost},
     own_dir::Untrusted,
     owner::{BOOT_ID, Owner},
     partition::{self, Partition, PartitionError},
@@ -90,7 +90,7 @@ impl Record {
     /// [`RecordError::Denied`] when this user can't read it, [`RecordError::Untrusted`] when
     /// another one may have written it, [`RecordError::Wrong`], [`RecordError::Foreign`] or
     /// [`RecordError::Guests`] when this program can't have written it.
-    pub fn read(look: &dyn Look) -> Result<Option<Self>, RecordError> {
+    pub fn read(look: &dyn ReadHost) -> Result<Option<Self>, RecordError> {
         let text = match look.own_file(PATH) {
             Ok(Some(text)) => text,
             Ok(None) => return Ok(None),
@@ -118,7 +118,7 @@ impl Record {
     ///
     /// # Errors
     /// [`RecordError::NoBootId`] when procfs doesn't show the boot id.
-    pub fn is_of_another_boot(&self, look: &dyn Look) -> Result<bool, RecordError> {
+    pub fn is_of_another_boot(&self, look: &dyn ReadHost) -> Result<bool, RecordError> {
         Ok(boot_id(look)? != self.boot_id)
     }
 
@@ -128,7 +128,7 @@ impl Record {
     }
 }
 
-pub(crate) fn boot_id(look: &dyn Look) -> Result<String, RecordError> {
+pub(crate) fn boot_id(look: &dyn ReadHost) -> Result<String, RecordError> {
     look.read(BOOT_ID).map_err(|_| RecordError::NoBootId)
 }
 
@@ -156,7 +156,7 @@ pub(crate) fn until_stuck<T>(
 }
 
 /// Writes a value to a target, and checks that it has it.
-pub(crate) fn put(host: &dyn Host, target: &Target, value: &str) -> Result<(), String> {
+pub(crate) fn put(host: &dyn WriteHost, target: &Target, value: &str) -> Result<(), String> {
     let written = match target {
         Target::File { path, .. } => host.write(path, value),
         Target::Inside { path, or_at, .. } => match (host.write(path, value), or_at) {

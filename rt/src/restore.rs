@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::{
     change::Target,
     guests::{self, InTheWay, Vcpus},
-    host::{Host, Unread},
+    host::{Unread, WriteHost},
     owner::{Owner, OwnerStatus},
     record::{self, Entry, PATH, Record, RecordError},
     settings,
@@ -68,7 +68,7 @@ pub enum Restored {
 /// [`RestoreError::Unwritable`] when the record can't be changed. Only in the last case can values
 /// have been brought back.
 pub fn restore(
-    host: &dyn Host,
+    host: &dyn WriteHost,
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
     let is_wanted = |record: &Record| match &record.owner {
@@ -85,7 +85,7 @@ pub fn restore(
 /// # Errors
 /// As [`restore`], but for [`RestoreError::Exec`].
 pub fn restore_of(
-    host: &dyn Host,
+    host: &dyn WriteHost,
     owner: &Owner,
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
@@ -95,7 +95,7 @@ pub fn restore_of(
 
 /// Brings back what was if the record is wanted.
 fn restore_if(
-    host: &dyn Host,
+    host: &dyn WriteHost,
     is_wanted: &dyn Fn(&Record) -> Result<bool, RestoreError>,
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
@@ -135,7 +135,7 @@ fn unheld(error: io::Error) -> RestoreError {
 }
 
 fn bring_back(
-    host: &dyn Host,
+    host: &dyn WriteHost,
     record: Record,
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<Restored, RestoreError> {
@@ -183,7 +183,7 @@ struct Done {
 
 /// Brings these back; those that could not be.
 fn pass<'a>(
-    host: &dyn Host,
+    host: &dyn WriteHost,
     entries: &[&'a Entry],
     done: &mut Done,
     report: &mut dyn FnMut(&str, &str, &str),
@@ -212,7 +212,7 @@ enum RestoreOutcome {
 }
 
 fn one(
-    host: &dyn Host,
+    host: &dyn WriteHost,
     entry: &Entry,
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<RestoreOutcome, String> {
@@ -250,7 +250,7 @@ fn one(
 
 /// The file system that a target is on, where it isn't mounted: the kernel keeps the values all
 /// the same.
-fn unmounted(host: &dyn Host, target: &Target) -> Option<(&'static str, &'static str)> {
+fn unmounted(host: &dyn WriteHost, target: &Target) -> Option<(&'static str, &'static str)> {
     const MOUNTS: [(&str, &str); 2] = [
         ("debugfs", "/sys/kernel/debug"),
         ("tracefs", "/sys/kernel/tracing"),

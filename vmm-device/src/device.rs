@@ -277,7 +277,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// Takes all requests back.
     pub fn withdraw(&self) {
         for domain in &self.domains {
-            if let Some(newest) = domain.newest().filter(Request::asks) {
+            if let Some(newest) = domain.newest().filter(Request::wants_frequency) {
                 let none = Request::without_ceiling(newest.vcpu, newest.by, Khz(0));
                 self.request(domain, none);
             }

@@ -5,7 +5,7 @@
 //! - the last value written is the last one put into force;
 //! - for one domain, only one thread at a time calls the host;
 //! - if another thread is already applying a request, the writer queues its value and returns. The
-//!   applier makes at most [`ROUNDS`] host calls; a writer that arrives after that waits for the
+//!   applier makes at most [`MAX_HOST_CALLS`] host calls; a writer that arrives after that waits for the
 //!   last of them. Without that bound, a flood by one vCPU would keep another one in the VMM.
 
 #![forbid(unsafe_code)]
@@ -21,7 +21,7 @@ use crate::units::{DomainId, Khz, VcpuId};
 
 /// Host calls that one write makes at most: one for itself, the others for members that wrote
 /// meanwhile. So often a worker of another path looks for newer requests, too.
-pub const ROUNDS: u32 = 4;
+pub const MAX_HOST_CALLS: u32 = 4;
 
 /// A domain's newest request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Request {
     }
 
     /// Whether it requests a frequency. 0 withdraws the domain's request.
-    pub fn asks(&self) -> bool {
+    pub fn wants_frequency(&self) -> bool {
         self.khz != Khz(0)
     }
 }
@@ -170,7 +170,7 @@ impl Domain {
         let mut right = self.enter();
         while let Some(mut in_force) = right.take() {
             let handed_over = loop {
-                let last = rounds + 1 >= ROUNDS;
+                let last = rounds + 1 >= MAX_HOST_CALLS;
                 self.last_round.store(last, SeqCst);
                 // Pairs with the fence in `enter`: either the other writer sees `last_round`, or
                 // its request is seen here.

@@ -70,7 +70,7 @@ pub use capacity::{RatedCapacity, guest_capacities};
 pub use config::{ClampMode, ConfigError, CurPerfVisibility, DeviceConfig, Headroom, VcpuSpec};
 pub use counters::{Accesses, CounterSnapshot};
 pub use device::{Device, counts::DomainStatus};
-pub use domain::ROUNDS;
+pub use domain::MAX_HOST_CALLS;
 pub use histogram::{HISTOGRAM_BUCKETS, Histogram, HistogramSnapshot};
 pub use limit::{Clock, Monotonic, Pace, RateLimit, VM_DOMAINS};
 pub use mmio::MmioRegion;

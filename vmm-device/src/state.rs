@@ -130,7 +130,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             cur_perf_khz: page.cur_perf.load(Relaxed),
         });
         let requests = self.domains.iter().filter_map(|domain| {
-            let request = domain.newest().filter(Request::asks)?;
+            let request = domain.newest().filter(Request::wants_frequency)?;
             Some(RequestState {
                 domain: domain.id().0,
                 vcpu: request.vcpu.0,

@@ -93,7 +93,7 @@ fn a_ceiling_holds_until_the_next_request() {
     let bench = Bench::new(None);
     bench.ask(LOW | CEILING);
     let status = bench.device.domain_status(ONE).unwrap();
-    assert_eq!(status.asked, Some(Khz(LOW)));
+    assert_eq!(status.requested, Some(Khz(LOW)));
     bench.ask(HIGH);
     bench.ask(HIGH | CEILING);
     bench.ask(0);

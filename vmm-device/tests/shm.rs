@@ -129,8 +129,8 @@ impl Scene {
         (&self.bells[vcpu]).write_all(&ring).unwrap();
     }
 
-    fn asked(&self, vcpu: usize) -> Option<Khz> {
-        self.bridge.handle().snapshot().vcpus[vcpu].asked
+    fn requested(&self, vcpu: usize) -> Option<Khz> {
+        self.bridge.handle().snapshot().vcpus[vcpu].request
     }
 }
 
@@ -164,14 +164,14 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 #[test]
 fn a_ring_carries_the_newest_request_of_its_vcpu() {
     let scene = Scene::new(None).with_threads();
-    assert_eq!(scene.asked(1), None);
+    assert_eq!(scene.requested(1), None);
     scene.word(LITTLE + SET_PERF).store(1, Relaxed);
     for khz in [600_000, 2_800_000] {
         scene.word(BIG + SET_PERF).store(khz, Relaxed);
         scene.ring(1);
     }
-    eventually("the request", || scene.asked(1) == Some(Khz(2_800_000)));
-    assert_eq!(scene.asked(0), None, "vCPU 0 hasn't rung");
+    eventually("the request", || scene.requested(1) == Some(Khz(2_800_000)));
+    assert_eq!(scene.requested(0), None, "vCPU 0 hasn't rung");
     let snapshot = scene.bridge.handle().snapshot();
     assert_eq!(snapshot.vcpus[1].path, AccessPath::Backend(SHM));
     let Totals { counters, .. } = scene.bridge.stop();
@@ -211,7 +211,7 @@ fn a_guest_that_scribbles_changes_its_own_requests_alone() {
         }
     }
     eventually("its requests", || {
-        scene.asked(0).is_some() && scene.asked(1).is_some()
+        scene.requested(0).is_some() && scene.requested(1).is_some()
     });
     let vcpus = scene.bridge.handle().snapshot().vcpus;
     for (vcpu, capacity) in [(0, 329), (1, 1024)] {

@@ -8,7 +8,7 @@ use vcpufreq_device::host::{CpuList, HostRoot};
 
 use crate::{
     cli::{DtArgs, DtFormat},
-    config::{likeness, no_frequencies::with_next_step, resolve, topology},
+    config::{no_frequencies::with_next_step, resolve, topology, topology_source},
     message::warn,
     options::{VcpuArgs, values::PerVcpu},
     vm::layout::CPUFREQ_BASE,
@@ -48,7 +48,7 @@ pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
         }
         (None, _) => vcpufreq_dt::dts(&machine).into_bytes(),
     };
-    warn(&likeness::line(&options, &host, &vcpus));
+    warn(&topology_source::line(&options, &host, &vcpus));
     Ok(printed)
 }
 

@@ -166,7 +166,7 @@ pub fn a_request_in_the_last_round_is_in_force() {
         scene.apply_and(|| {
             calls += 1;
             // As of a writer that has found the lock taken, and has returned.
-            if calls < domain::ROUNDS {
+            if calls < domain::MAX_HOST_CALLS {
                 scene.publish(1 + calls);
             }
         });

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use vcpufreq_device::kvm::HostChange;
+use vcpufreq_device::kvm::HostEvent;
 use vcpufreq_device::{ActuateError, Clamp, DomainId, Event, VcpuId};
 
 use super::Shared;
@@ -59,7 +59,7 @@ impl Shared {
         if !self.device.events().has_sink() || (load.is_none() && target.is_none()) {
             return;
         }
-        self.device.events().host_changed(HostChange::Load {
+        self.device.events().host_changed(HostEvent::Load {
             vcpu,
             pcpu,
             clamp: self.host.wanted(known.domain).unwrap_or(Clamp::NONE),

@@ -110,7 +110,7 @@ impl RunningBackend for BpfPath {
         self.shared.sync_counters();
     }
 
-    fn tell(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot) {
+    fn fill_snapshot(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot) {
         let shared = &self.shared;
         let Some(known) = shared.vcpus.get(vcpu.index()) else {
             return;
@@ -120,7 +120,7 @@ impl RunningBackend for BpfPath {
             return;
         }
         snapshot.path = AccessPath::Backend("bpf");
-        snapshot.asked = shared.host.asked(known.domain);
+        snapshot.request = shared.host.asked(known.domain);
         snapshot.cur_perf = shared.host.cur_perf(vcpu).unwrap_or(Khz(0));
         snapshot.clamp = shared.host.wanted(known.domain).unwrap_or(Clamp::NONE);
         snapshot.load = shared.host.load(vcpu);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use libbpf_rs::{MapCore as _, MapFlags};
 use vcpufreq_device::kvm::{PcpuLoad, PcpuTarget};
-use vcpufreq_device::{Clamp, Khz, ROUNDS, Util, VcpuId, clamp};
+use vcpufreq_device::{Clamp, Khz, MAX_HOST_CALLS, Util, VcpuId, clamp};
 
 use super::{ApplyOutcome, HostBpf, LatestRequest, index};
 use crate::error::BpfError;
@@ -79,7 +79,7 @@ impl HostBpf {
             self.grant(None, domain, entry);
         }
         let mut in_force = None;
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_HOST_CALLS {
             let wanted = entry.clamp.load(SeqCst);
             let Some(clamp) = Clamp::from_bits(wanted) else {
                 break;
@@ -182,7 +182,7 @@ impl HostBpf {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
         let assumed = self.assumed_ns.get(index(number));
         let mut granted = false;
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_HOST_CALLS {
             let Some((writer, latest)) = self.newest(&policies, number) else {
                 return;
             };

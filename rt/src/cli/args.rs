@@ -14,7 +14,7 @@ use vcpufreq_device::host::{CpuList, CpuListError};
 
 use super::report::ReportArgs;
 use crate::{
-    host::Look,
+    host::ReadHost,
     partition::{Partition, PartitionGuest},
     profile::{Profile, SHIPPED, one_line, shipped_text},
 };
@@ -213,7 +213,7 @@ impl PartitionArgs {
     /// # Errors
     /// A file that can't be read or has a wrong key or value, an unknown profile, a partition
     /// that this host can't have.
-    pub(super) fn wanted(&self, look: &dyn Look) -> anyhow::Result<Wanted> {
+    pub(super) fn wanted(&self, look: &dyn ReadHost) -> anyhow::Result<Wanted> {
         let file = match &self.config {
             Some(path) => read_file(path)?,
             None => RtFile::default(),

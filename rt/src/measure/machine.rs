@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use crate::host::Look;
+use crate::host::ReadHost;
 
 /// The host that is measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -20,7 +20,7 @@ pub struct MeasuredHost {
 
 /// The host that `look` sees.
 #[must_use]
-pub fn machine(look: &dyn Look) -> MeasuredHost {
+pub fn machine(look: &dyn ReadHost) -> MeasuredHost {
     let text = |path: &str| look.read(path).unwrap_or_default();
     let tree = text("/proc/device-tree/compatible");
     let tree = tree.replace('\0', " ").trim().to_owned();

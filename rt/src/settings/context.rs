@@ -4,7 +4,7 @@
 use vcpufreq_device::host::CpuList;
 
 use crate::{
-    host::Look,
+    host::ReadHost,
     partition::{self, Partition},
     profile::{Profile, Scope, Settings},
 };
@@ -14,7 +14,7 @@ pub(crate) const CPU: &str = "/sys/devices/system/cpu";
 
 /// The facts that a unit decides by.
 pub(crate) struct UnitContext<'a> {
-    pub look: &'a dyn Look,
+    pub look: &'a dyn ReadHost,
     pub partition: &'a Partition,
     pub profile: &'a Profile,
     pub rt: CpuList,
@@ -22,7 +22,11 @@ pub(crate) struct UnitContext<'a> {
 }
 
 impl<'a> UnitContext<'a> {
-    pub(crate) fn new(look: &'a dyn Look, partition: &'a Partition, profile: &'a Profile) -> Self {
+    pub(crate) fn new(
+        look: &'a dyn ReadHost,
+        partition: &'a Partition,
+        profile: &'a Profile,
+    ) -> Self {
         let everyone = partition.rt().or(&partition.housekeeping);
         Self {
             look,

@@ -16,7 +16,7 @@ use super::{Sheet, Unit, UnitContext};
 use crate::{
     finding::Effect,
     finding::Finding,
-    host::{Look, Unread},
+    host::{ReadHost, Unread},
     partition::{self, Partition, PartitionGuest},
     profile::CpusetPartition,
     value::Format,
@@ -158,7 +158,7 @@ fn effect(cx: &UnitContext) -> Effect {
 }
 
 /// The first of these guests' cgroups that has processes or threads in it.
-pub(crate) fn occupied(look: &dyn Look, partition: &Partition) -> Option<String> {
+pub(crate) fn occupied(look: &dyn ReadHost, partition: &Partition) -> Option<String> {
     let groups = partition
         .guests
         .iter()

@@ -18,7 +18,7 @@ use serde::Serialize;
 use vcpufreq_device::host::CpuList;
 
 use super::{CPU, policies::policies};
-use crate::host::Look;
+use crate::host::ReadHost;
 
 const COOLING: &str = "/sys/class/thermal";
 
@@ -55,14 +55,14 @@ impl fmt::Display for FrequencyCap {
 
 /// The caps of the policies that have one of these CPUs.
 #[must_use]
-pub fn frequency_caps(look: &dyn Look, cpus: &CpuList) -> Vec<FrequencyCap> {
+pub fn frequency_caps(look: &dyn ReadHost, cpus: &CpuList) -> Vec<FrequencyCap> {
     let policies = policies(look, cpus).into_iter();
     let caps = policies.filter_map(|(dir, cpus)| policy_cap(look, &dir, &cpus));
     caps.collect()
 }
 
 /// The cap of the policy in this folder, if it has one.
-pub(super) fn policy_cap(look: &dyn Look, dir: &str, cpus: &CpuList) -> Option<FrequencyCap> {
+pub(super) fn policy_cap(look: &dyn ReadHost, dir: &str, cpus: &CpuList) -> Option<FrequencyCap> {
     let number = |name: &str| u64::try_from(look.number(&format!("{dir}/{name}"))?).ok();
     let (khz, max_khz) = (number("scaling_max_freq")?, number("cpuinfo_max_freq")?);
     let mut by = cooling_devices(look, dir, khz);
@@ -83,7 +83,7 @@ pub(super) fn policy_cap(look: &dyn Look, dir: &str, cpus: &CpuList) -> Option<F
 }
 
 /// The cooling devices that hold the policy in `dir` down to `khz`.
-fn cooling_devices(look: &dyn Look, dir: &str, khz: u64) -> Vec<String> {
+fn cooling_devices(look: &dyn ReadHost, dir: &str, khz: u64) -> Vec<String> {
     let names = look.list(COOLING).unwrap_or_default().into_iter();
     let names = names.filter(|name| name.starts_with("cooling_device"));
     let works = names.filter_map(|name| {
@@ -107,7 +107,7 @@ fn cooling_devices(look: &dyn Look, dir: &str, khz: u64) -> Vec<String> {
 }
 
 /// Whether a CPU, named as in sysfs, is one of the policy's, offline or not.
-fn is_of_policy(look: &dyn Look, dir: &str, cpu: &str) -> bool {
+fn is_of_policy(look: &dyn ReadHost, dir: &str, cpu: &str) -> bool {
     let number = cpu.strip_prefix("cpu").and_then(|cpu| cpu.parse().ok());
     let related = look.read(&format!("{dir}/related_cpus"));
     let related = related.or_else(|_| look.read(&format!("{dir}/affected_cpus")));
@@ -120,7 +120,7 @@ fn is_of_policy(look: &dyn Look, dir: &str, cpu: &str) -> bool {
 
 /// The frequency that a state of a cooling device stands for: state 0 is the highest, those of boost
 /// included. Unknown where the driver lists none.
-fn nth_from_top(look: &dyn Look, dir: &str, state: usize) -> Option<u64> {
+fn nth_from_top(look: &dyn ReadHost, dir: &str, state: usize) -> Option<u64> {
     let listed = |name: &str| look.read(&format!("{dir}/{name}")).unwrap_or_default();
     let all = ["available", "boost"].map(|of| listed(&format!("scaling_{of}_frequencies")));
     let numbers = all.iter().flat_map(|text| text.split_whitespace());
@@ -131,7 +131,7 @@ fn nth_from_top(look: &dyn Look, dir: &str, state: usize) -> Option<u64> {
 }
 
 /// The file by which boost is off for the policy in `dir`, if it is.
-pub(super) fn boost_off(look: &dyn Look, dir: &str) -> Option<String> {
+pub(super) fn boost_off(look: &dyn ReadHost, dir: &str) -> Option<String> {
     let files = [format!("{dir}/boost"), format!("{CPU}/cpufreq/boost")];
     files.into_iter().find(|file| look.number(file) == Some(0))
 }

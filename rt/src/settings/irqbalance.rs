@@ -7,7 +7,7 @@ use vcpufreq_device::host::CpuList;
 use super::{CPU, Sheet, UnitContext, threads};
 use crate::{
     finding::Finding,
-    host::{Look, Unread},
+    host::{ReadHost, Unread},
     own_dir, partition, process,
 };
 
@@ -56,7 +56,7 @@ fn of_root(sheet: &mut Sheet, all: &[(u32, String)]) -> Vec<u32> {
 }
 
 /// What it bans: what is in its environment, or else what isolcpus and nohz_full have.
-fn banned(look: &dyn Look, pid: u32) -> Result<CpuList, Unread> {
+fn banned(look: &dyn ReadHost, pid: u32) -> Result<CpuList, Unread> {
     let environ = look.read(&environ(pid))?;
     let list = |name: &str| {
         let path = format!("{CPU}/{name}");

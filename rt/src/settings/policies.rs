@@ -4,10 +4,10 @@
 use vcpufreq_device::host::CpuList;
 
 use super::{CPU, Sheet, UnitContext};
-use crate::{finding::Finding, host::Look};
+use crate::{finding::Finding, host::ReadHost};
 
 /// The folders of the policies that have one of these CPUs online, with their CPUs.
-pub(super) fn policies(look: &dyn Look, cpus: &CpuList) -> Vec<(String, CpuList)> {
+pub(super) fn policies(look: &dyn ReadHost, cpus: &CpuList) -> Vec<(String, CpuList)> {
     let mut names = look.list(&format!("{CPU}/cpufreq")).unwrap_or_default();
     names.retain(|name| name.starts_with("policy"));
     names.sort_by_key(|name| name["policy".len()..].parse::<u32>().unwrap_or(u32::MAX));

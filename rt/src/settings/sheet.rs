@@ -4,14 +4,14 @@
 use crate::{
     change::{Change, THERE, Target},
     finding::{Absent, Finding},
-    host::{Look, Unread},
+    host::{ReadHost, Unread},
     process,
     value::Format,
 };
 
 /// Collects the changes of the units.
 pub(crate) struct Sheet<'a> {
-    pub look: &'a dyn Look,
+    pub look: &'a dyn ReadHost,
     /// The unit whose changes these are.
     pub setting: &'static str,
     pub changes: Vec<Change>,
@@ -21,7 +21,7 @@ pub(crate) struct Sheet<'a> {
 }
 
 impl<'a> Sheet<'a> {
-    pub(crate) fn new(look: &'a dyn Look) -> Self {
+    pub(crate) fn new(look: &'a dyn ReadHost) -> Self {
         Self {
             look,
             setting: "",

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::{Sheet, Unit, UnitContext, by_value};
 use crate::{
     change::Target,
-    host::{Look, Unread},
+    host::{ReadHost, Unread},
     process::ThreadStat,
 };
 
@@ -119,7 +119,7 @@ pub(super) fn kernel_threads(
 ///
 /// # Errors
 /// When this user can't see those of others: with hidepid not even process 1.
-pub(super) fn all(look: &dyn Look) -> Result<Vec<(u32, String)>, Unread> {
+pub(super) fn all(look: &dyn ReadHost) -> Result<Vec<(u32, String)>, Unread> {
     let names = look.list("/proc")?;
     let comm = |pid: u32| look.read(&format!("/proc/{pid}/comm"));
     if comm(1).is_err() {

@@ -326,7 +326,7 @@ fn tunables_come_back_with_their_governor() {
 fn two_at_a_time_are_refused() {
     let host = FakeKernel::four();
     try_apply(&host).unwrap();
-    let _held = vcpufreq_rt::Host::hold(&host, vcpufreq_rt::PATH).unwrap();
+    let _held = vcpufreq_rt::WriteHost::hold(&host, vcpufreq_rt::PATH).unwrap();
     let error = restore(&host, &mut |_, _, _| {}).unwrap_err();
     assert!(matches!(error, RestoreError::Busy), "{error}");
 }

@@ -2,7 +2,7 @@
 //! Promises: what was changed for a process is restored for that process; by others, only when it is
 //! gone.
 
-use vcpufreq_rt::{Look, Owner, RestoreError, Restored, restore, restore_of};
+use vcpufreq_rt::{Owner, ReadHost, RestoreError, Restored, restore, restore_of};
 
 use crate::{
     fake::FakeKernel,

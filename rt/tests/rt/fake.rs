@@ -13,7 +13,9 @@ use std::{
 
 use nix::errno::Errno;
 use tempfile::TempDir;
-use vcpufreq_rt::{CpuList, Host, KernelHost, LockedFile, Look, Reading, Unread, Untrusted};
+use vcpufreq_rt::{
+    CpuList, KernelHost, LockedFile, ReadHost, Reading, Unread, Untrusted, WriteHost,
+};
 
 pub const CPU: &str = "/sys/devices/system/cpu";
 pub const CGROUP: &str = "/sys/fs/cgroup";
@@ -402,7 +404,7 @@ impl FakeKernel {
     }
 }
 
-impl Look for FakeKernel {
+impl ReadHost for FakeKernel {
     fn read(&self, path: &str) -> Reading {
         let denied = self.denied.borrow();
         if denied.iter().any(|part| path.contains(part)) {
@@ -436,8 +438,8 @@ impl Look for FakeKernel {
     }
 }
 
-impl Host for FakeKernel {
-    fn as_look(&self) -> &dyn Look {
+impl WriteHost for FakeKernel {
+    fn as_look(&self) -> &dyn ReadHost {
         self
     }
 

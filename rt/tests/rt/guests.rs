@@ -7,8 +7,8 @@ use std::fs::File;
 
 use nix::fcntl::{Flock, FlockArg};
 use vcpufreq_rt::{
-    Applied, ApplyError, Host, InForce, InForceError, Look, PATH, Profile, RestoreError, Restored,
-    RtPlan, restore,
+    Applied, ApplyError, InForce, InForceError, PATH, Profile, ReadHost, RestoreError, Restored,
+    RtPlan, WriteHost, restore,
 };
 
 use crate::{

@@ -18,7 +18,7 @@ use crate::units::{Khz, VcpuId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DomainStatus {
     /// The frequency of the domain's newest request; `None` when there is none.
-    pub asked: Option<Khz>,
+    pub requested: Option<Khz>,
     /// The clamp of that request.
     pub clamp: Clamp,
     /// The last value of its cur_perf.
@@ -117,9 +117,11 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     #[must_use]
     pub fn domain_status(&self, vcpu: VcpuId) -> Option<DomainStatus> {
         let page = self.vcpus.get(vcpu.index())?;
-        let newest = self.domains[page.domain].newest().filter(Request::asks);
+        let newest = self.domains[page.domain]
+            .newest()
+            .filter(Request::wants_frequency);
         Some(DomainStatus {
-            asked: newest.map(|request| request.khz),
+            requested: newest.map(|request| request.khz),
             clamp: newest.map_or(Clamp::NONE, |request| self.clamp(request)),
             cur_perf: Khz(page.cur_perf.load(Relaxed)),
         })

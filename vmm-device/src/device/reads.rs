@@ -95,7 +95,9 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
 
     /// The frequency that the vCPU's domain requests; without a request, the vCPU's maximum.
     fn asked(&self, spec: &VcpuSpec, page: &Vcpu) -> Khz {
-        let newest = self.domains[page.domain].newest().filter(Request::asks);
+        let newest = self.domains[page.domain]
+            .newest()
+            .filter(Request::wants_frequency);
         newest.map_or(spec.table.max(), |request| {
             request.khz.min(spec.table.max())
         })

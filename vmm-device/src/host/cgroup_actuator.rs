@@ -185,8 +185,8 @@ impl CgroupActuator {
 
     /// Reads from the kernel which threads are SCHED_DEADLINE; requests use the result. Returns the
     /// vCPUs whose thread no longer is: their requests had no effect.
-    pub fn look_at_policies(&self) -> Vec<VcpuId> {
-        self.threads.look_at_policies()
+    pub fn refresh_deadline_threads(&self) -> Vec<VcpuId> {
+        self.threads.refresh_deadline_threads()
     }
 
     /// Forgets the clamps in force. To be called when another part of the host takes over writing

@@ -267,10 +267,10 @@ impl HostActuator {
     /// Reads from the kernel which threads are SCHED_DEADLINE; uclamp does not apply to them. A
     /// request relies on the last call, so call this periodically. Returns the vCPUs whose thread
     /// has left SCHED_DEADLINE: pass them to [`Device::apply_again`](crate::Device::apply_again).
-    pub fn look_at_policies(&self) -> Vec<VcpuId> {
+    pub fn refresh_deadline_threads(&self) -> Vec<VcpuId> {
         match &self.on {
-            On::Groups(actuator) => actuator.look_at_policies(),
-            On::Threads(actuator) => actuator.look_at_policies(),
+            On::Groups(actuator) => actuator.refresh_deadline_threads(),
+            On::Threads(actuator) => actuator.refresh_deadline_threads(),
             On::Nothing => Vec::new(),
         }
     }

@@ -14,7 +14,6 @@
 //! Everything is found below a [`HostRoot`], `/` on a host and a temporary directory in tests.
 
 mod adopted_groups;
-mod borrowed_thread;
 mod cgroup;
 mod cgroup_actuator;
 mod cgroup_error;
@@ -35,6 +34,7 @@ mod proc_text;
 mod raised_groups;
 mod reference;
 mod root;
+mod saved_thread;
 mod source;
 mod sys;
 mod text;
@@ -42,7 +42,6 @@ mod thread_actuator;
 mod topology;
 
 pub use adopted_groups::AdoptedGroups;
-pub use borrowed_thread::{BorrowedThread, PolicyBefore};
 pub use cgroup::{
     CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, GroupRecord, KernelTree, Leftover, REST_NAME,
     leftovers, remove,
@@ -65,6 +64,7 @@ pub use raised_groups::RaisedGroups;
 pub use reference::ReferenceRule;
 pub(crate) use root::CPUS;
 pub use root::{HostRoot, version_of};
+pub use saved_thread::{PolicyBefore, SavedThread};
 pub use source::{PcpuCapacity, SourceSetupError, SysfsSource};
 pub use sys::{
     SchedAttr, Tid, affinity_of, is_within, memory_file, monotonic_ns, pin, stay_off,

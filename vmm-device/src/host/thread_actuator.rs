@@ -71,8 +71,8 @@ impl ThreadActuator {
 
     /// Reads from the kernel which threads are SCHED_DEADLINE; requests use the result. Returns the
     /// vCPUs whose thread no longer is: their requests had no effect.
-    pub fn look_at_policies(&self) -> Vec<VcpuId> {
-        self.threads.look_at_policies()
+    pub fn refresh_deadline_threads(&self) -> Vec<VcpuId> {
+        self.threads.refresh_deadline_threads()
     }
 
     /// Forgets the clamps in force. To be called when another part of the host takes over clamping.
@@ -253,7 +253,7 @@ impl DomainThreads {
 
     /// Reads from the kernel which threads are SCHED_DEADLINE; returns the vCPUs whose thread no
     /// longer is.
-    pub fn look_at_policies(&self) -> Vec<VcpuId> {
+    pub fn refresh_deadline_threads(&self) -> Vec<VcpuId> {
         let vcpus = (0..=u16::MAX).map(VcpuId).zip(&self.of_vcpus);
         let clampable = vcpus.filter(|(_, thread)| thread.look_at_policy());
         clampable.map(|(vcpu, _)| vcpu).collect()
@@ -317,10 +317,10 @@ mod tests {
                 threads.register(VcpuId(0), HostThread::own(Tid::current()))?;
                 become_deadline()?;
                 let before = threads.check_applies(DOMAIN);
-                assert_eq!(threads.look_at_policies(), []);
+                assert_eq!(threads.refresh_deadline_threads(), []);
                 let after = threads.check_applies(DOMAIN);
                 SchedAttr::default().set(Tid::current())?;
-                assert_eq!(threads.look_at_policies(), [VcpuId(0)]);
+                assert_eq!(threads.refresh_deadline_threads(), [VcpuId(0)]);
                 assert_eq!(threads.check_applies(DOMAIN), Ok(()));
                 Ok::<_, io::Error>((before, after))
             });

@@ -17,7 +17,7 @@ use crate::{
 
 /// What has changed on the host under a running guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostChange {
+pub enum HostEvent {
     /// A policy has another governor than schedutil, or that one again.
     Governor {
         /// Number of the policy, as in `policy4`.
@@ -53,7 +53,7 @@ pub trait EventSink: Events + Debug {
     /// `event` has happened at `t_ns` (CLOCK_MONOTONIC) on thread `tid`.
     fn record_at(&self, event: &Event, t_ns: u64, tid: i32);
     /// A change of the host was found now.
-    fn record_change(&self, change: HostChange);
+    fn record_change(&self, change: HostEvent);
 }
 
 /// Sees every event on the thread on which it happens; on a vCPU's it takes no
@@ -223,12 +223,12 @@ impl EventStats {
     }
 
     /// Something has changed on the host.
-    pub fn host_changed(&self, change: HostChange) {
+    pub fn host_changed(&self, change: HostEvent) {
         match change {
-            HostChange::Governor {
+            HostEvent::Governor {
                 schedutil: false, ..
             } => _ = self.governors_lost.fetch_add(1, Relaxed),
-            HostChange::Pin { pinned: false, .. } => _ = self.pins_lost.fetch_add(1, Relaxed),
+            HostEvent::Pin { pinned: false, .. } => _ = self.pins_lost.fetch_add(1, Relaxed),
             _ => {}
         }
         if let Some(sink) = &self.sink {
@@ -302,11 +302,11 @@ mod tests {
         let stats = EventStats::default();
         for schedutil in [false, true, false] {
             let policy = 2;
-            stats.host_changed(HostChange::Governor { policy, schedutil });
+            stats.host_changed(HostEvent::Governor { policy, schedutil });
         }
         for pinned in [false, true] {
             let vcpu = VcpuId(0);
-            stats.host_changed(HostChange::Pin { vcpu, pinned });
+            stats.host_changed(HostEvent::Pin { vcpu, pinned });
         }
         assert_eq!(stats.lost_on_host(), [2, 1]);
     }

@@ -14,7 +14,7 @@ use std::io;
 use crate::VcpuId;
 use crate::host::{CpuList, HostRoot, Tid, is_within, pin, policies};
 use crate::kvm::diagnostics::Diagnostics;
-use crate::kvm::event_stats::{EventStats, HostChange};
+use crate::kvm::event_stats::{EventStats, HostEvent};
 use crate::kvm::policy_attribute::PolicyAttribute;
 
 /// The governor under which frequencies follow clamps.
@@ -72,7 +72,7 @@ impl HostWatch {
         diagnostics: &dyn Diagnostics,
         thread: impl Fn(VcpuId) -> Option<Tid>,
     ) {
-        let tell = |(change, text): (HostChange, String)| {
+        let tell = |(change, text): (HostEvent, String)| {
             stats.host_changed(change);
             diagnostics.warn(&text);
         };
@@ -102,7 +102,7 @@ impl Governor {
         }
     }
 
-    fn look(&mut self) -> Option<(HostChange, String)> {
+    fn look(&mut self) -> Option<(HostEvent, String)> {
         // Unreadable while the policy has no CPU online.
         let name = self.name.text().ok()?;
         let schedutil = name == SCHEDUTIL;
@@ -119,7 +119,7 @@ impl Governor {
                 self.name.path().display()
             ),
         };
-        Some((HostChange::Governor { policy, schedutil }, text))
+        Some((HostEvent::Governor { policy, schedutil }, text))
     }
 }
 
@@ -138,7 +138,7 @@ impl Pin {
         &mut self,
         within: bool,
         again: impl FnOnce(&[u32]) -> io::Result<()>,
-    ) -> Vec<(HostChange, String)> {
+    ) -> Vec<(HostEvent, String)> {
         let mut changes = Vec::new();
         if self.pinned && !within {
             changes.push(self.change(false));
@@ -149,7 +149,7 @@ impl Pin {
         changes
     }
 
-    fn change(&mut self, pinned: bool) -> (HostChange, String) {
+    fn change(&mut self, pinned: bool) -> (HostEvent, String) {
         self.pinned = pinned;
         let (vcpu, pcpus) = (self.vcpu, &self.pcpus);
         let text = match pinned {
@@ -159,7 +159,7 @@ impl Pin {
                  online, and it will be pinned again"
             ),
         };
-        (HostChange::Pin { vcpu, pinned }, text)
+        (HostEvent::Pin { vcpu, pinned }, text)
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
     const GOVERNOR: &str = "sys/devices/system/cpu/cpufreq/policy2/scaling_governor";
 
     /// What one look at the governors finds.
-    fn governors(watch: &mut HostWatch) -> Vec<(HostChange, String)> {
+    fn governors(watch: &mut HostWatch) -> Vec<(HostEvent, String)> {
         let governors = watch.governors.iter_mut();
         governors.filter_map(Governor::look).collect()
     }
@@ -188,7 +188,7 @@ mod tests {
         let [(change, text)] = &governors(&mut watch)[..] else {
             panic!("one change")
         };
-        let changed = |schedutil| HostChange::Governor {
+        let changed = |schedutil| HostEvent::Governor {
             policy: 2,
             schedutil,
         };
@@ -233,9 +233,9 @@ mod tests {
     fn a_lost_pinning_is_said_once_and_comes_back() {
         let mut pin = Pin::new(VcpuId(1), &[2]);
         let offline = |_: &[u32]| Err(io::Error::from_raw_os_error(libc::EINVAL));
-        let kinds = |changes: Vec<(HostChange, String)>| {
+        let kinds = |changes: Vec<(HostEvent, String)>| {
             let pinned = changes.into_iter().map(|(change, _)| match change {
-                HostChange::Pin { pinned, .. } => pinned,
+                HostEvent::Pin { pinned, .. } => pinned,
                 _ => panic!("{change:?}"),
             });
             pinned.collect::<Vec<_>>()

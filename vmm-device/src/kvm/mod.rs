@@ -43,7 +43,7 @@ pub use bridge::{
 pub use confinement::{BridgeThread, Confinement};
 pub use diagnostics::Diagnostics;
 pub use error::{BackendError, PathError};
-pub use event_stats::{EventSink, EventStats, HostChange};
+pub use event_stats::{EventSink, EventStats, HostEvent};
 #[cfg(feature = "kvm-ioctls")]
 pub use free_slot::FreeSlot;
 pub use ioeventfd::Unconfined;

@@ -202,7 +202,7 @@ impl KvmOffload {
                 warn(&refused);
             }
         }
-        attached.tell();
+        attached.publish_state();
         attached
     }
 
@@ -233,7 +233,7 @@ impl InstalledOffload<'_> {
             // Fails for want of memory only; then the page stays as it is.
             let _ = self.vm.unmap(self.offload.slot());
         }
-        self.tell();
+        self.publish_state();
     }
 
     /// Readable when this is to be detached.
@@ -270,7 +270,7 @@ impl InstalledOffload<'_> {
         ))
     }
 
-    fn tell(&self) {
+    fn publish_state(&self) {
         let OffloadState { reads, writes, .. } = &*self.offload.state;
         reads.store(self.shown, Relaxed);
         writes.store(self.connected > 0, Relaxed);

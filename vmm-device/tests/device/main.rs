@@ -439,15 +439,15 @@ fn a_vcpu_stands_where_its_domain_does() {
     let bench = bench(ClampMode::Floor);
     let domain_status = |vcpu| bench.region.device().domain_status(VcpuId(vcpu));
     let before = domain_status(0).expect("a vCPU");
-    assert_eq!((before.asked, before.clamp), (None, Clamp::NONE));
+    assert_eq!((before.requested, before.clamp), (None, Clamp::NONE));
     assert_eq!(before.cur_perf, Khz(1_800_000));
     bench.write(1, REG_SET_PERF, LITTLE[0]);
     bench.read(0, REG_CUR_PERF);
     let after = domain_status(0).expect("a vCPU");
-    assert_eq!(after.asked, Some(Khz(LITTLE[0])));
+    assert_eq!(after.requested, Some(Khz(LITTLE[0])));
     assert_eq!(after.clamp.min.get(), 109, "329 / 3");
     assert_eq!(after.cur_perf, Khz(1_200_000));
     bench.region.device().reset();
-    assert_eq!(domain_status(0).expect("a vCPU").asked, None);
+    assert_eq!(domain_status(0).expect("a vCPU").requested, None);
     assert_eq!(domain_status(3), None);
 }

@@ -3,11 +3,11 @@
 //!
 //! There is one way to make a [`RunConfig`]: [`resolve::run_config`].
 
-pub mod likeness;
 pub mod no_frequencies;
 pub mod resolve;
 pub mod rt;
 pub mod topology;
+pub mod topology_source;
 
 use std::collections::BTreeSet;
 
@@ -116,7 +116,7 @@ pub struct RunConfig {
     /// A lower bound for each vCPU's requests.
     pub floors: Vec<Util>,
     /// What its vCPUs were made like, and why, in a line.
-    pub likeness: String,
+    pub topology_source: String,
     /// Whether the guest gets PSCI's standby as an idle state: only a
     /// `PREEMPT_RT` kernel is better off with it ([`vcpufreq_dt::MachineFacts`]).
     pub standby: bool,

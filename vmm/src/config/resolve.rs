@@ -10,7 +10,7 @@
 //! also gets the pCPU's whole table and cluster. vCPUs that are pinned within one policy share a
 //! domain, which has its first vCPU's number; a real-time vCPU has one of its own. That is the
 //! default where each vCPU is pinned within one policy and none is described by the user
-//! ([`Likeness`]).
+//! ([`TopologySource`]).
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -24,9 +24,9 @@ use vcpufreq_dt::Opp;
 use crate::{
     config::{
         MAX_VCPUS, RunConfig, VcpuConfig,
-        likeness::{self, Likeness, policy_of_pin},
         no_frequencies::NoFrequencies,
         rt,
+        topology_source::{self, TopologySource, policy_of_pin},
     },
     options::{
         ActuatorWish, BridgeArgs, RunArgs, VcpuArgs,
@@ -71,7 +71,7 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
             kvm_device: options.kvm_device.clone(),
             dump_dtb: options.dump_dtb.clone(),
         },
-        likeness: likeness::line(&options.vcpus, host, &vcpus),
+        topology_source: topology_source::line(&options.vcpus, host, &vcpus),
         standby: preempt_rt || vcpus.iter().any(|vcpu| vcpu.rt.is_some()),
         vcpus,
         floors,
@@ -131,7 +131,7 @@ pub fn vcpus(options: &VcpuArgs, host: &HostCpus, count: u32) -> anyhow::Result<
     let mut plan = VcpuResolver {
         host,
         options,
-        mirror: Likeness::of(options, host, count).mirrors(),
+        mirror: TopologySource::of(options, host, count).mirrors(),
         domains: BTreeMap::new(),
         clusters: BTreeMap::new(),
     };

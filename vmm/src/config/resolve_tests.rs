@@ -67,15 +67,15 @@ fn without_host_topology_each_vcpu_is_alone_and_has_no_table() {
 }
 
 /// Whether the vCPUs of these options mirror, and why.
-fn likeness(toml: &str) -> Likeness {
+fn topology_source(toml: &str) -> TopologySource {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());
     let options = options(toml);
-    Likeness::of(&options, &host, vcpu_count(&options).unwrap())
+    TopologySource::of(&options, &host, vcpu_count(&options).unwrap())
 }
 
 #[test]
 fn vcpus_mirror_the_host_by_default_where_they_are_pinned() {
-    use Likeness::{Asked, Described, NotPinned, Pinned};
+    use TopologySource::{Asked, Described, NotPinned, Pinned};
     let rows = [
         ("", NotPinned, 1),
         ("host-topology = true", Asked(true), 5),
@@ -90,7 +90,7 @@ fn vcpus_mirror_the_host_by_default_where_they_are_pinned() {
         ("[vcpu.0]\npin = 0\ndomain = 5", Described, 1),
     ];
     for (toml, expected, entries) in rows {
-        assert_eq!(likeness(toml), expected, "{toml}");
+        assert_eq!(topology_source(toml), expected, "{toml}");
         let vcpus = resolve(toml).unwrap();
         assert_eq!(vcpus[0].opps.len(), entries, "{toml}");
         let text = expected.text(&vcpus);
@@ -104,7 +104,7 @@ fn the_line_tells_of_tables_that_are_there_and_of_a_maximum_that_looks_like_mhz(
         let host = HostCpus::read(&FakeHost::two_plus_two().root());
         let options = options(toml);
         let vcpus = vcpus(&options, &host, vcpu_count(&options).unwrap()).unwrap();
-        likeness::line(&options, &host, &vcpus)
+        topology_source::line(&options, &host, &vcpus)
     };
     let table = "[vcpu.0]\ntable = [600000, 1800000]";
     let rows = [
@@ -266,7 +266,7 @@ fn a_reference_that_is_not_known_and_boost_beyond_a_clamp_are_told() {
     ] {
         let host = HostCpus::read(&sdm850(kernel, boost).root());
         let options = options("[vcpu.0]\npin = 4");
-        let line = likeness::line(&options, &host, &vcpus(&options, &host, 1).unwrap());
+        let line = topology_source::line(&options, &host, &vcpus(&options, &host, 1).unwrap());
         assert_eq!(
             line.contains("so 2841600 kHz is assumed"),
             unknown,

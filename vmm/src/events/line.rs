@@ -2,7 +2,7 @@
 //! From an event to its line in the events file.
 
 use serde::Serialize;
-use vcpufreq_device::{Clamp, DomainId, Event, VcpuId, kvm::HostChange};
+use vcpufreq_device::{Clamp, DomainId, Event, VcpuId, kvm::HostEvent};
 
 /// An event with when and where it happened.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ pub enum What {
     /// Of a guest's access.
     Event(Event),
     /// Not caused by a guest's access.
-    Host(HostChange),
+    Host(HostEvent),
 }
 
 /// A line of the file. The order of the fields is the order in the line.
@@ -187,18 +187,18 @@ fn of_event(event: &Event) -> Parts {
     }
 }
 
-fn of_host(change: HostChange) -> Parts {
+fn of_host(change: HostEvent) -> Parts {
     let kept = |kept| Some(if kept { "ok" } else { "lost" }.to_owned());
     let (event, vcpu, value, result) = match change {
-        HostChange::Governor { policy, schedutil } => {
+        HostEvent::Governor { policy, schedutil } => {
             let value = FieldValue::Policy { policy };
             ("governor", None, value, kept(schedutil))
         }
-        HostChange::Pin { vcpu, pinned } => {
+        HostEvent::Pin { vcpu, pinned } => {
             let nothing = FieldValue::Nothing {};
             ("pin", Some(vcpu), nothing, kept(pinned))
         }
-        HostChange::Load {
+        HostEvent::Load {
             vcpu,
             pcpu,
             clamp,

@@ -27,7 +27,7 @@ use anyhow::Context;
 use vcpufreq_device::{
     Event, Events,
     host::{Tid, monotonic_ns},
-    kvm::{EventSink, HostChange},
+    kvm::{EventSink, HostEvent},
 };
 
 use self::line::{EventLine, Stamped, What};
@@ -58,7 +58,7 @@ impl EventSink for EventQueue {
         self.put(What::Event(*event), t_ns, tid);
     }
 
-    fn record_change(&self, change: HostChange) {
+    fn record_change(&self, change: HostEvent) {
         let tid = Tid::current().get();
         self.put(What::Host(change), monotonic_ns(), tid);
     }
@@ -302,11 +302,11 @@ mod tests {
 
     #[test]
     fn a_change_of_the_host_says_what_and_whether_it_is_lost() {
-        let governor = HostChange::Governor {
+        let governor = HostEvent::Governor {
             policy: 2,
             schedutil: false,
         };
-        let pin = HostChange::Pin {
+        let pin = HostEvent::Pin {
             vcpu: VCPU,
             pinned: true,
         };
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_load_has_what_is_known_of_the_pcpu() {
-        let load = |load, target| HostChange::Load {
+        let load = |load, target| HostEvent::Load {
             vcpu: VCPU,
             pcpu: Some((3, Khz(1_400_000))),
             clamp: clamp(),

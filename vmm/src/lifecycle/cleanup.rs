@@ -188,7 +188,7 @@ impl<'a> Cleaner<'a> {
     /// Puts the scheduling policies of others' threads back. What is left.
     fn put_policies_back(&self, record: &VmmRecord) -> Vec<String> {
         let put = record.threads.iter().map(|thread| {
-            let host::BorrowedThread { pid, tid, .. } = thread;
+            let host::SavedThread { pid, tid, .. } = thread;
             let put = thread.put_policy_back(self.host);
             put.map_err(|error| {
                 format!("the policy of thread {tid} of process {pid} can't be put back: {error}")
@@ -212,7 +212,7 @@ impl<'a> Cleaner<'a> {
             Err(error) => left.push(chain(&error)),
         }
         for thread in &record.threads {
-            let host::BorrowedThread { pid, tid, .. } = thread;
+            let host::SavedThread { pid, tid, .. } = thread;
             let put = thread.put_back(self.host);
             left.extend(put.err().map(|error| {
                 format!("the clamp of thread {tid} of process {pid} can't be put back: {error}")

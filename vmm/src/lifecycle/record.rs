@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 use vcpufreq_device::host::{
-    AdoptedGroups, BorrowedThread, GROUP_PREFIX, GroupRecord, HostRoot, RaisedGroups,
+    AdoptedGroups, GROUP_PREFIX, GroupRecord, HostRoot, RaisedGroups, SavedThread,
 };
 use vcpufreq_rt::{GuestCpus, InPartition, KernelHost, RtHostChanges, Untrusted};
 pub use vcpufreq_rt::{Owner, OwnerStatus};
@@ -36,7 +36,7 @@ pub struct VmmRecord {
     pub pinned: Vec<u32>,
     /// The threads of another program's VM that it clamps.
     #[serde(default)]
-    pub threads: Vec<BorrowedThread>,
+    pub threads: Vec<SavedThread>,
     /// The cgroups of that VM that it clamps.
     #[serde(default)]
     pub adopted: Option<AdoptedGroups>,

@@ -31,8 +31,8 @@ use crate::{
     message::{chain, warn},
     options::serve::QemuArgs,
     serve::{
-        Connection, EndSignals, Fate, LeftVmm, PendingVmms, Ready, Refusals, Served, ServedVm,
-        ServedVmm, forget, wait,
+        Connection, EndSignals, LeftVmm, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm,
+        VmChange, forget, wait,
     },
 };
 use alike::{pcpus_alike, start_on};
@@ -116,11 +116,12 @@ fn with_bridge(
     let added = [&*tree.arguments()?, &device(of_qemu, served.vcpus.len())?].concat();
     let names = added.iter().map(String::as_str);
     let names: Vec<_> = names.filter(|word| word.starts_with('-')).collect();
-    let (likeness, summary, names) = (&served.likeness, tree.summary(), names.join(" "));
+    let (topology_source, summary, names) =
+        (&served.topology_source, tree.summary(), names.join(" "));
     let place = alike.map(|pcpus| format!(", and starts on pCPUs {pcpus}, which are of one type"));
     let place = place.unwrap_or_default();
     warn(&format!(
-        "{likeness}; {summary}; QEMU gets {names} too{place}"
+        "{topology_source}; {summary}; QEMU gets {names} too{place}"
     ));
     let mut qemu = command.start();
     qemu.args(command.arguments()).args(&added);
@@ -178,7 +179,7 @@ impl Supervisor<'_> {
 
     /// Serves the vCPUs that QEMU has now, if they are others. Else QEMU goes on alone: this program
     /// waits for it, and no other server takes it over.
-    fn go_on(&mut self, why: Fate) {
+    fn go_on(&mut self, why: VmChange) {
         let signals = self.signals;
         let ended = self.machine.take();
         if let Some(left) = ended.and_then(|machine| end(machine, signals)) {
@@ -190,7 +191,7 @@ impl Supervisor<'_> {
     }
 
     /// Waits for something to do; what ends the machine, if something does.
-    fn machine_ends(&mut self, qemu: &Child) -> anyhow::Result<Option<Fate>> {
+    fn machine_ends(&mut self, qemu: &Child) -> anyhow::Result<Option<VmChange>> {
         let machine = self.machine.as_ref();
         let lost = machine.map(ServedVm::lost);
         let of_lost = usize::from(lost.is_some());
@@ -205,16 +206,16 @@ impl Supervisor<'_> {
             Ready::Signal(signal) => forward(signal, qemu),
             Ready::File(index) if index < of_lost => {
                 warn(WORKER_DIED);
-                return Ok(Some(Fate::Ended));
+                return Ok(Some(VmChange::Ended));
             }
             Ready::File(index) if index >= guardian => {
                 self.machine.iter_mut().for_each(ServedVm::guard_again);
             }
-            Ready::File(_) => return Ok(Some(Fate::Ended)),
+            Ready::File(_) => return Ok(Some(VmChange::Ended)),
             Ready::Nothing => {
                 let served = self.served;
                 let seen = self.machine.as_mut().map(|machine| machine.look(served));
-                return Ok(seen.filter(|seen| matches!(seen, Fate::Ended | Fate::Plugged)));
+                return Ok(seen.filter(|seen| matches!(seen, VmChange::Ended | VmChange::Plugged)));
             }
         }
         Ok(None)

@@ -247,7 +247,7 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
         },
         pcpu: of.pcpu.map(|(pcpu, _)| pcpu),
         pcpu_khz: of.pcpu.map(|(_, khz)| khz.0),
-        asks_khz: of.asked.map(|khz| khz.0),
+        asks_khz: of.request.map(|khz| khz.0),
         gets_khz: of.cur_perf.0,
         uclamp: (of.clamp.min.get(), of.clamp.max.get()),
         own_util: of.load.map(|load| load.own.get()),

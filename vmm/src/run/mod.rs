@@ -129,7 +129,7 @@ fn run_and_report(
     rt: RtGuest,
 ) -> anyhow::Result<u8> {
     if config.bridge() {
-        warn(&config.likeness);
+        warn(&config.topology_source);
     }
     for line in offer.iter().flat_map(|offer| &offer.notes) {
         eprintln!("{line}");

@@ -58,7 +58,7 @@ pub struct ServedVm {
 
 /// What has become of a machine.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum VmChange {
     /// It is as it was.
     Same,
     /// Its manager has moved its vCPUs: other cgroups are to be clamped.
@@ -81,8 +81,8 @@ pub struct LeftVmm {
 
 impl LeftVmm {
     /// Whether it goes on with other vCPUs, if this has ended its bridge.
-    pub fn goes_on(&self, why: Fate) -> bool {
-        self.lives && (self.some_ended || why == Fate::Plugged)
+    pub fn goes_on(&self, why: VmChange) -> bool {
+        self.lives && (self.some_ended || why == VmChange::Plugged)
     }
 }
 
@@ -211,27 +211,27 @@ impl ServedVm {
     }
 
     /// Looks for what no file tells, if it is time.
-    pub fn look(&mut self, served: &Served) -> Fate {
+    pub fn look(&mut self, served: &Served) -> VmChange {
         self.hand_over.ring(&self.shared);
         let now = Instant::now();
         if now < self.next_look {
-            return Fate::Same;
+            return VmChange::Same;
         }
         self.next_look = now + LOOK_EVERY;
         let lacks = self.hand_over.look(&served.host, &self.vmm, &self.shared);
         lacks.iter().for_each(|line| warn(line));
         let groups = self.groups.as_ref();
         if self.threads.have_ended() {
-            Fate::Ended
+            VmChange::Ended
         } else if self.threads.have_come() {
-            Fate::Plugged
+            VmChange::Plugged
         } else if groups.is_some_and(|groups| groups.have_changed(&served.host)) {
-            Fate::Moved
+            VmChange::Moved
         } else {
             self.warn_of_no_groups();
             self.threads.pin_again();
             self.others.keep_off();
-            Fate::Same
+            VmChange::Same
         }
     }
 

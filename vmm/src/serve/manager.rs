@@ -25,7 +25,7 @@ const FILES: usize = 250;
 
 /// What it has handed over.
 #[derive(Default)]
-pub struct Handed {
+pub struct ReceivedFiles {
     pub files: Vec<OwnedFd>,
     /// The names by which it keeps some of them, each once.
     pub names: BTreeSet<String>,
@@ -33,11 +33,11 @@ pub struct Handed {
 
 /// What it has handed to process `pid`: this one, or the one that has started it. To be called once,
 /// before a file is opened.
-pub fn handed_to(pid: u32) -> Handed {
+pub fn handed_to(pid: u32) -> ReceivedFiles {
     let number = |name| env::var(name).ok()?.parse::<u32>().ok();
     let count = number("LISTEN_FDS").filter(|_| number("LISTEN_PID") == Some(pid));
     let count = count.and_then(|count| u16::try_from(count).ok());
-    let handed = count.map(|count| Handed {
+    let handed = count.map(|count| ReceivedFiles {
         files: sys::take_handed(count),
         names: env::var("LISTEN_FDNAMES")
             .unwrap_or_default()

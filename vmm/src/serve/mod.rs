@@ -34,7 +34,7 @@ use nix::unistd::User;
 use vcpufreq_device::host::HostRoot;
 
 use crate::{message::warn, options::serve::ServeArgs};
-pub use machine::{Fate, LeftVmm, ServedVm};
+pub use machine::{LeftVmm, ServedVm, VmChange};
 pub use pending_vmms::PendingVmms;
 pub use qmp::Qmp;
 pub use refusals::Refusals;
@@ -67,7 +67,7 @@ pub fn serve(options: ServeArgs) -> anyhow::Result<u8> {
     let signals = EndSignals::take().context("can't wait for signals")?;
     let path = listen.socket.as_deref();
     let socket = Socket::open(path, allowed, &mut handed.files)?;
-    warn(&served.likeness);
+    warn(&served.topology_source);
     served.create_events()?;
     let taken_over = takeover::find(&socket, served.vcpus.len(), &handed.files)?;
     takeover::discard_ended(&handed.names)?;

@@ -7,7 +7,7 @@ use std::fs;
 
 use anyhow::{Context, bail};
 use vcpufreq_device::host::{
-    self, BorrowedThread, CpuList, HostRoot, HostThread, PartitionGroups, Tid, affinity_of,
+    self, CpuList, HostRoot, HostThread, PartitionGroups, SavedThread, Tid, affinity_of,
 };
 
 /// These threads of one VMM.
@@ -41,7 +41,7 @@ impl OtherThreads {
     ///
     /// # Errors
     /// When one may run on these pCPUs only: its manager wants it there.
-    pub fn look(&self) -> anyhow::Result<Vec<BorrowedThread>> {
+    pub fn look(&self) -> anyhow::Result<Vec<SavedThread>> {
         if self.partition.is_some() {
             return Ok(Vec::new());
         }
@@ -60,7 +60,7 @@ impl OtherThreads {
                      correct taskset, or its domain's <emulatorpin> and <iothreadpin>"
                 );
             }
-            found.extend(BorrowedThread::look(&self.host, self.pid, tid, true).ok());
+            found.extend(SavedThread::look(&self.host, self.pid, tid, true).ok());
         }
         Ok(found)
     }

@@ -12,7 +12,8 @@ use vcpufreq_rt::{InForce, KernelHost};
 
 use crate::{
     config::{
-        RtWish, VcpuConfig, likeness, no_frequencies::with_next_step, pinned, resolve, rt, rt_pcpus,
+        RtWish, VcpuConfig, no_frequencies::with_next_step, pinned, resolve, rt, rt_pcpus,
+        topology_source,
     },
     events,
     message::warn,
@@ -29,7 +30,7 @@ pub struct Served {
     pub vcpus: Vec<VcpuConfig>,
     floors: Vec<Util>,
     /// What they were made like, in a line.
-    pub likeness: String,
+    pub topology_source: String,
     /// How requests reach the host's scheduler.
     pub(super) actuator: ActuatorChoice,
     pub(super) host: HostRoot,
@@ -67,7 +68,7 @@ impl Served {
         let vcpus = vcpus.map_err(|error| with_next_step(error, true, INSTEAD))?;
         let served = Self {
             actuator: resolve::actuator_choice(&options.bridge)?,
-            likeness: likeness::line(&options.vcpus, &cpus, &vcpus),
+            topology_source: topology_source::line(&options.vcpus, &cpus, &vcpus),
             floors: rt::floors(&options.bounds, &vcpus, &cpus.online())?,
             options,
             vcpus,

@@ -10,7 +10,7 @@ use std::{
 use vcpufreq_device::host::Tid;
 
 use super::{
-    EndSignals, Fate, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm, Socket,
+    EndSignals, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm, Socket, VmChange,
     vm_process::ERROR, wait,
 };
 use crate::message::{chain, warn};
@@ -32,7 +32,7 @@ pub struct Server {
 /// Why a VM isn't served any longer.
 enum End {
     /// It has ended, or has other vCPUs.
-    Vm(Fate),
+    Vm(VmChange),
     /// It is to be served in other cgroups.
     Moved,
     /// The server ends, with this exit code.
@@ -126,9 +126,9 @@ impl Server {
         let mut next_hearing = Instant::now();
         loop {
             match machine.look(&self.served) {
-                Fate::Same => {}
-                Fate::Moved => return Ok(End::Moved),
-                why @ (Fate::Ended | Fate::Plugged) => return Ok(End::Vm(why)),
+                VmChange::Same => {}
+                VmChange::Moved => return Ok(End::Moved),
+                why @ (VmChange::Ended | VmChange::Plugged) => return Ok(End::Vm(why)),
             }
             let now = Instant::now();
             let until = match next_hearing > now {
@@ -161,7 +161,7 @@ impl Server {
                     next_hearing = now + HEAR_EVERY;
                 }
                 // A VMM sends nothing: it has closed the connection, or has ended.
-                Ready::File(_) => return Ok(End::Vm(Fate::Ended)),
+                Ready::File(_) => return Ok(End::Vm(VmChange::Ended)),
                 Ready::Signal(_) => return Ok(End::Server(0)),
             }
         }

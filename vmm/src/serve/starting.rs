@@ -8,8 +8,8 @@ use anyhow::{Context, bail};
 use vcpufreq_device::{
     Headroom, VcpuId,
     host::{
-        ActuatorChoice, ActuatorKind, BorrowedThread, Chosen, HostActuator, HostRoot, KernelTree,
-        Tid, affinity_of,
+        ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, SavedThread, Tid,
+        affinity_of,
     },
 };
 use vcpufreq_rt::{InForce, KernelHost, Record};
@@ -81,7 +81,7 @@ struct FoundVm {
     threads: FoundThreads,
     others: OtherThreads,
     /// All of them that are going to be changed, as they are.
-    borrowed: Vec<BorrowedThread>,
+    borrowed: Vec<SavedThread>,
     rt: RtGuest,
     groups: SeenGroups,
     chosen: Chosen,

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use vcpufreq_device::{
-    host::{self, BorrowedThread, HostRoot, HostThread, Tid},
+    host::{self, HostRoot, HostThread, SavedThread, Tid},
     kvm::shm::vcpu_threads,
 };
 
@@ -20,7 +20,7 @@ pub struct FoundThreads {
     host: HostRoot,
     pid: u32,
     threads: Vec<HostThread>,
-    borrowed: Vec<BorrowedThread>,
+    borrowed: Vec<SavedThread>,
     /// The pCPUs that each is pinned to; empty: any.
     pins: Vec<(Tid, Vec<u32>)>,
     /// By vCPU; none of one that was unplugged.
@@ -52,7 +52,7 @@ impl FoundThreads {
             let thread = HostThread::of_process(&served.host, pid, tid);
             let look = |thread| {
                 let is_pinned = !vcpu.pin.is_empty();
-                let borrowed = BorrowedThread::look(&served.host, pid, tid, is_pinned)?;
+                let borrowed = SavedThread::look(&served.host, pid, tid, is_pinned)?;
                 let borrowed = match vcpu.rt {
                     Some(_) => borrowed.rescheduled()?,
                     None => borrowed,
@@ -84,7 +84,7 @@ impl FoundThreads {
     }
 
     /// As they were.
-    pub fn borrowed(&self) -> &[BorrowedThread] {
+    pub fn borrowed(&self) -> &[SavedThread] {
         &self.borrowed
     }
 

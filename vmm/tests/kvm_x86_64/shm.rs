@@ -106,7 +106,7 @@ impl Path {
     }
 
     fn asked(&self) -> Option<Khz> {
-        self.bridge.handle().snapshot().vcpus[0].asked
+        self.bridge.handle().snapshot().vcpus[0].request
     }
 
     fn expect(&self, khz: u32) {
@@ -208,7 +208,7 @@ fn a_guest_that_resets_finds_memory_anew() {
     assert_eq!(path.counted.exits(), (0, 0));
     let snapshot = path.bridge.handle().snapshot();
     assert_eq!(snapshot.vcpus[0].path, AccessPath::Backend(SHM));
-    assert!(snapshot.vcpus[0].asked.is_none_or(|khz| khz == Khz(0)));
+    assert!(snapshot.vcpus[0].request.is_none_or(|khz| khz == Khz(0)));
 }
 
 #[test]

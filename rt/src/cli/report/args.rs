@@ -8,7 +8,7 @@ use clap::Args;
 use vcpufreq_device::host::CpuList;
 
 use crate::{
-    host::Look as _,
+    host::ReadHost as _,
     kernel_host::KernelHost,
     measure::{Hackbench, Length, Test, TestLoad},
     partition::Partition,

@@ -8,14 +8,14 @@
 use vcpufreq_device::host::CpuList;
 
 use crate::{
-    host::Look,
+    host::ReadHost,
     measure::RunCaps,
     settings::{CPU, FrequencyCap, frequency_caps},
 };
 
 /// The caps of one test.
 pub(super) struct RunCapWatch<'a> {
-    look: &'a dyn Look,
+    look: &'a dyn ReadHost,
     cpus: &'a CpuList,
     seen: Vec<FrequencyCap>,
     throttled_before: u64,
@@ -23,7 +23,7 @@ pub(super) struct RunCapWatch<'a> {
 
 impl<'a> RunCapWatch<'a> {
     /// From now on.
-    pub(super) fn start(look: &'a dyn Look, cpus: &'a CpuList) -> Self {
+    pub(super) fn start(look: &'a dyn ReadHost, cpus: &'a CpuList) -> Self {
         let mut watch = Self {
             look,
             cpus,
@@ -60,7 +60,7 @@ impl<'a> RunCapWatch<'a> {
 
 /// How often these CPUs, or their packages, were throttled for heat since the boot, where the
 /// hardware tells: each CPU counts its package's.
-fn throttled(look: &dyn Look, cpus: &CpuList) -> u64 {
+fn throttled(look: &dyn ReadHost, cpus: &CpuList) -> u64 {
     let count = |cpu: u32, of: &str| {
         let file = format!("{CPU}/cpu{cpu}/thermal_throttle/{of}_throttle_count");
         u64::try_from(look.number(&file)?).ok()

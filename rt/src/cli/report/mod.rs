@@ -15,7 +15,7 @@ use anyhow::Context as _;
 
 use crate::{
     cli::output::{DrawReports, print},
-    host::Look as _,
+    host::ReadHost as _,
     kernel_host::KernelHost,
     measure::{self, Conditions, LatencyVerdict},
     settings::CPU,

@@ -77,7 +77,7 @@ pub trait RunningBackend: Send + Sync {
     fn sync_counters(&self);
 
     /// Adds what is known here of a vCPU, its counters aside.
-    fn tell(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot);
+    fn fill_snapshot(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot);
 }
 
 /// A backend, and whether another path may take its place.

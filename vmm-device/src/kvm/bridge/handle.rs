@@ -135,7 +135,7 @@ impl BridgeHandle {
             // Not held for all of them: a vCPU that has moved waits for it.
             let active = inner.active();
             for (_, path) in active.backend.iter().chain(&active.lost) {
-                path.tell(vcpu, of_vcpu);
+                path.fill_snapshot(vcpu, of_vcpu);
             }
         }
         snapshot

@@ -68,7 +68,7 @@ impl Bridge {
         let mut caps = CapWatch::of_host(&config.pins, host);
         let look = move || {
             watched.follow_pcpus(&hotplug.look());
-            for vcpu in watched.device.actuator().look_at_policies() {
+            for vcpu in watched.device.actuator().refresh_deadline_threads() {
                 watched.device.apply_again(vcpu);
                 if let Some((_, path)) = &watched.active().backend {
                     path.apply_again(vcpu);

@@ -34,7 +34,7 @@ pub struct VcpuSnapshot {
     /// The pCPU that its thread is on, if that is known, and that one's frequency.
     pub pcpu: Option<(u32, Khz)>,
     /// The frequency that its domain requests.
-    pub asked: Option<Khz>,
+    pub request: Option<Khz>,
     /// The last value of its cur_perf.
     pub cur_perf: Khz,
     /// The clamp of its domain's request, with the utilization that is added to it.
@@ -132,7 +132,7 @@ impl VcpuSnapshot {
                 false => AccessPath::Exit,
             },
             pcpu: here.map(|here| (here.pcpu, here.khz)),
-            asked: domain_status.and_then(|domain_status| domain_status.asked),
+            request: domain_status.and_then(|domain_status| domain_status.requested),
             cur_perf: domain_status.map_or(Khz(0), |domain_status| domain_status.cur_perf),
             clamp: domain_status.map_or(Clamp::NONE, |domain_status| domain_status.clamp),
             load: None,
@@ -183,7 +183,7 @@ mod tests {
             panic!("{snapshot:?}")
         };
         assert_eq!((vcpu.domain, vcpu.path), (DomainId(3), AccessPath::Exit));
-        assert_eq!((vcpu.asked, vcpu.clamp), (None, Clamp::NONE));
+        assert_eq!((vcpu.request, vcpu.clamp), (None, Clamp::NONE));
         assert_eq!(vcpu.accesses.writes_exited, 3);
         assert_eq!((vcpu.counters.requests, vcpu.counters.applied), (4, 3));
         // The reset's request has not arrived, so it took no time.

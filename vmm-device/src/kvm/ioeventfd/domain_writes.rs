@@ -44,9 +44,9 @@ pub struct DomainWrites {
     /// The bell handed out last, since the list was last found empty.
     last: Option<usize>,
     /// What was carried out since then.
-    carried_out: Option<LatestWrite>,
+    carried_out: Option<SignalledWrite>,
     /// What was taken and isn't carried out yet; stays when that panics.
-    in_hand: Option<LatestWrite>,
+    in_hand: Option<SignalledWrite>,
 }
 
 /// What a write of one entry of a table to the set_perf of one vCPU signals.
@@ -74,7 +74,7 @@ struct CountedBell {
 
 /// What the guest wrote last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LatestWrite {
+pub struct SignalledWrite {
     /// Whose register.
     pub vcpu: VcpuId,
     /// The value in kHz: an entry of the vCPU's table.
@@ -123,7 +123,7 @@ impl DomainWrites {
     }
 
     /// Takes what the guest wrote last; `None` when it wrote nothing.
-    pub fn take(&mut self) -> Option<LatestWrite> {
+    pub fn take(&mut self) -> Option<SignalledWrite> {
         for _ in 0..LOOKS {
             // Fails when interrupted, which it isn't without a timeout.
             let count = self.epoll.wait(0, &mut self.events).unwrap_or(0);
@@ -134,7 +134,7 @@ impl DomainWrites {
         }
         let bell = &self.bells[self.last?];
         let certain = false;
-        Some(LatestWrite {
+        Some(SignalledWrite {
             vcpu: bell.vcpu,
             khz: bell.khz,
             certain,
@@ -156,7 +156,7 @@ impl DomainWrites {
     }
 
     /// The list is empty: all that was signalled has been handed out.
-    fn conclude(&mut self) -> Option<LatestWrite> {
+    fn conclude(&mut self) -> Option<SignalledWrite> {
         let last = self.last.take()?;
         let repeated = |(index, bell): &(usize, &CountedBell)| {
             *index != last && bell.signals > bell.handed_out
@@ -174,7 +174,7 @@ impl DomainWrites {
             (bell.signals, bell.handed_out) = (0, 0);
         }
         let bell = &self.bells[chosen];
-        Some(LatestWrite {
+        Some(SignalledWrite {
             vcpu: bell.vcpu,
             khz: bell.khz,
             certain: other.is_none() || recorded.is_some(),
@@ -198,7 +198,7 @@ impl DomainWrites {
     pub fn drain(&mut self, device: &Device<impl Actuator, impl Source, impl Events>) -> bool {
         // An eventfd doesn't tell which vCPU has written.
         let request =
-            |latest: LatestWrite| device.write(latest.vcpu, WriteReg::SetPerf, latest.khz);
+            |latest: SignalledWrite| device.write(latest.vcpu, WriteReg::SetPerf, latest.khz);
         if let Some(again) = self.in_hand.take() {
             request(again);
         }
@@ -226,7 +226,7 @@ impl DomainWrites {
     /// `more`, only `latest` is reported: another one may turn out to be the last.
     fn tell(
         &mut self,
-        latest: LatestWrite,
+        latest: SignalledWrite,
         more: bool,
         device: &Device<impl Actuator, impl Source, impl Events>,
     ) -> bool {

@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::super::fake_device::{FakeDevice, fake_device, requests};
 use super::super::{Known, LastWrite, Unknown, WriteOrder};
-use super::{DomainWrites, EntryBell, LatestWrite};
+use super::{DomainWrites, EntryBell, SignalledWrite};
 use crate::fakes::NullActuator;
 use crate::{ActuateError, Actuator, Clamp, DomainId, Event, VcpuId};
 
@@ -60,8 +60,8 @@ fn counted(device: &FakeDevice<NullActuator>) -> (u64, u64) {
     )
 }
 
-fn latest(khz: u32, certain: bool) -> Option<LatestWrite> {
-    Some(LatestWrite {
+fn latest(khz: u32, certain: bool) -> Option<SignalledWrite> {
+    Some(SignalledWrite {
         vcpu: VCPU,
         khz,
         certain,

@@ -21,7 +21,7 @@ mod refresh_timer;
 mod region;
 mod worker;
 
-pub use domain_writes::{DomainWrites, EntryBell, LatestWrite};
+pub use domain_writes::{DomainWrites, EntryBell, SignalledWrite};
 #[cfg(feature = "fuzzing")]
 pub use mmio_trace::FakeTrace;
 pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};

@@ -222,7 +222,7 @@ impl RunningBackend for ShmPath {
     /// The device counts itself.
     fn sync_counters(&self) {}
 
-    fn tell(&self, _: VcpuId, snapshot: &mut VcpuSnapshot) {
+    fn fill_snapshot(&self, _: VcpuId, snapshot: &mut VcpuSnapshot) {
         let of_kvm = |state: &Arc<OffloadState>| state.reads() || state.writes();
         if self.state.as_ref().is_none_or(of_kvm) {
             snapshot.path = AccessPath::Backend(SHM);

@@ -359,7 +359,7 @@ mod tests {
             (0..=2).for_each(|index| requests.drain_one(index, &device));
             [0, 1].map(|vcpu| {
                 let status = device.domain_status(VcpuId(vcpu)).unwrap();
-                status.asked.map(|khz| khz.0)
+                status.requested.map(|khz| khz.0)
             })
         };
         requests.all.carry_out();

@@ -13,7 +13,7 @@ use vcpufreq_device::host::HostCpus;
 
 /// Why vCPUs have the tables, clusters and domains of their pCPUs, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Likeness {
+pub enum TopologySource {
     /// `--host-topology`.
     Asked(bool),
     /// Each vCPU is pinned within one cpufreq policy.
@@ -24,7 +24,7 @@ pub enum Likeness {
     Described,
 }
 
-impl Likeness {
+impl TopologySource {
     /// Of these options, on this host.
     pub fn of(options: &VcpuArgs, host: &HostCpus, count: u32) -> Self {
         if let Some(asked) = options.host_topology {
@@ -90,10 +90,10 @@ impl Likeness {
 /// line.
 pub fn line(options: &VcpuArgs, host: &HostCpus, vcpus: &[VcpuConfig]) -> String {
     let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
-    let likeness = Likeness::of(options, host, count);
-    let described = likeness.mirrors() && describes(options);
+    let topology_source = TopologySource::of(options, host, count);
+    let described = topology_source.mirrors() && describes(options);
     let parts = [
-        Some(likeness.text(vcpus)),
+        Some(topology_source.text(vcpus)),
         described.then(|| "--table, --domain and --capacity go before these".to_owned()),
         too_slow(vcpus),
         unknown_reference(host, vcpus),

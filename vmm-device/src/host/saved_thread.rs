@@ -19,7 +19,7 @@ const RESET: u32 = u32::MAX;
 /// A thread as it was: what a server changes of it, to be put back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct BorrowedThread {
+pub struct SavedThread {
     /// Its process.
     pub pid: u32,
     /// Its number.
@@ -77,7 +77,7 @@ impl PolicyBefore {
     }
 }
 
-impl BorrowedThread {
+impl SavedThread {
     /// Thread `tid` of process `pid`, which is going to be pinned, or not.
     ///
     /// # Errors
@@ -220,9 +220,9 @@ mod tests {
         thread::spawn(|| {
             let (root, pid, tid) = (HostRoot::default(), std::process::id(), Tid::current());
             let before = affinity_of(tid).unwrap();
-            let borrowed = BorrowedThread::look(&root, pid, tid, true).unwrap();
+            let borrowed = SavedThread::look(&root, pid, tid, true).unwrap();
             pin(tid, &before.as_slice()[..1]).unwrap();
-            let other = BorrowedThread {
+            let other = SavedThread {
                 started: borrowed.started + 1,
                 ..borrowed.clone()
             };
@@ -248,7 +248,7 @@ mod tests {
         let (root, pid) = (HostRoot::default(), std::process::id());
         let tried = thread::spawn(move || {
             let tid = Tid::current();
-            let borrowed = BorrowedThread::look(&root, pid, tid, false)?.rescheduled()?;
+            let borrowed = SavedThread::look(&root, pid, tid, false)?.rescheduled()?;
             let fifo = SchedAttr {
                 policy: SchedAttr::FIFO,
                 priority: 1,
@@ -271,7 +271,7 @@ mod tests {
     fn a_thread_that_has_ended_needs_nothing() {
         let (root, pid) = (HostRoot::default(), std::process::id());
         let ended = thread::spawn(move || {
-            BorrowedThread::look(&HostRoot::default(), pid, Tid::current(), false)
+            SavedThread::look(&HostRoot::default(), pid, Tid::current(), false)
         });
         ended.join().unwrap().unwrap().put_back(&root).unwrap();
     }
