@@ -20,8 +20,8 @@ pub enum BpfEvent {
     Handled(HandledRequest),
     /// Other load on the pCPUs of this domain has changed: apply its clamp again.
     Refresh(u32),
-    /// This domain's request is a ceiling too, which the worker is to end
-    /// ([`HostBpf::lift_ceiling`](crate::HostBpf::lift_ceiling)).
+    /// This domain's request is a ceiling too, which the worker is to end by
+    /// `HostBpf::lift_ceiling`.
     Ceiling(u32),
 }
 
