@@ -32,7 +32,7 @@ use crate::{
     options::serve::QemuArgs,
     serve::{
         Connection, EndSignals, LeftVmm, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm,
-        VmChange, forget, wait,
+        VmChange, forget, forget_process, wait,
     },
 };
 use alike::{pcpus_alike, start_on};
@@ -164,6 +164,8 @@ impl Supervisor<'_> {
         };
         let signals = self.signals;
         self.machine.map(|machine| end(machine, signals));
+        // While it was ending, serving what it had left may have failed.
+        forget_process(qemu.id());
         // Behind QEMU's own.
         let words = self.refusals.last_words();
         words.iter().for_each(|words| warn(words));

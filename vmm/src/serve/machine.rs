@@ -97,12 +97,12 @@ impl ServedVm {
             Some(shared) => shared.clone(),
             None => SharedWithVmm::new(served.count()?)?,
         };
-        let started = Starting {
+        let starting = Starting {
             served,
             vmm: &vmm,
             shared: &shared,
         };
-        match started.all(threads) {
+        match starting.all(threads) {
             Ok(parts) => Ok(Self {
                 vmm,
                 shared,
@@ -119,8 +119,10 @@ impl ServedVm {
             }),
             Err(error) => {
                 shared.memory.say_gone();
-                // A VMM that was taken over may be another server's, unless it has ended.
-                if vmm.inherited.is_none() || vmm.gone_within(0) {
+                // A VMM that was taken over may be another server's, unless it has ended. One that
+                // is ending has memory to free when its vCPUs' threads are gone.
+                let is_ending = || starting.that_live(threads).iter().all(Option::is_none);
+                if vmm.inherited.is_none() || vmm.gone_within(0) || is_ending() {
                     takeover::forget(&vmm);
                 }
                 Err(error)

@@ -43,7 +43,7 @@ use server::Server;
 pub use signals::{EndSignals, Ready, wait};
 pub use socket::{Allowed, Socket};
 pub use starting::give_memory;
-pub use takeover::forget;
+pub use takeover::{forget, forget_process};
 pub use vmm::{Connection, ServedVmm, SharedWithVmm};
 
 /// What `qemu` doesn't take.

@@ -114,7 +114,7 @@ impl Starting<'_> {
     }
 
     /// Those of these threads that have not ended.
-    fn that_live(&self, threads: &[Option<Tid>]) -> Vec<Option<Tid>> {
+    pub fn that_live(&self, threads: &[Option<Tid>]) -> Vec<Option<Tid>> {
         let lives = |tid: &Tid| {
             let task = format!("proc/{}/task/{tid}", self.vmm.pid());
             self.served.host.path(task).exists()

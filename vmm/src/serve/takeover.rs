@@ -96,16 +96,17 @@ pub fn store(vmm: &ServedVmm, shared: &SharedWithVmm) -> anyhow::Result<()> {
 
 /// No later server takes `vmm` over. It has ended, or has lost its device or a vCPU.
 pub fn forget(vmm: &ServedVmm) {
-    let discard = || match vmm.socket {
-        Some(_) => manager::discard(&store_name(vmm.pid())),
-        None => Ok(()),
-    };
-    let done = StateDir::of_user()
-        .and_then(|dir| Ok(dir.remove_vm(vmm.pid())?))
-        .and_then(|()| discard());
-    if let Err(error) = done {
-        warn(&chain(&error));
+    forget_process(vmm.pid());
+    if vmm.socket.is_some() {
+        let discarded = manager::discard(&store_name(vmm.pid()));
+        discarded.unwrap_or_else(|error| warn(&chain(&error)));
     }
+}
+
+/// The same of process `pid`, of which the service manager stores nothing.
+pub fn forget_process(pid: u32) {
+    let removed = StateDir::of_user().and_then(|dir| Ok(dir.remove_vm(pid)?));
+    removed.unwrap_or_else(|error| warn(&chain(&error)));
 }
 
 /// Discards what the service manager has stored by one of `names` for a VMM that has ended while no

@@ -73,18 +73,51 @@ pub fn run() -> Result<Value> {
     };
     // The server pauses after so many requests.
     let counted = settled(SOON, counted, |all| !all.contains(&false))?;
+    let (freed, server_said) = freed(&mut vm, &device, &policies, server)?;
     let said = vm.quit()?;
-    let server_said = server.stop()?;
     let held = allowed == setup.pins
+        && freed["held"] == true
         && answers.iter().all(|answer| answer["held"] == true)
         && accesses["held"] == true
         && said.is_empty()
         && counted.iter().all(|counted| *counted);
     Ok(json!({
         "held": held, "boot_virtual_ms": boot_ms, "pinned": allowed, "answers": answers,
-        "accesses": accesses, "counted_once": counted, "memory": memory,
+        "accesses": accesses, "counted_once": counted, "memory": memory, "freed": freed,
         "qemu_said": said, "server_said": server_said,
     }))
+}
+
+/// Whether each vCPU's thread is clamped while it requests something, and no longer when the server has
+/// ended; and what the server said.
+fn freed(
+    vm: &mut Vm,
+    device: &GuestDevice,
+    policies: &[Policy],
+    server: ServeProcess,
+) -> Result<(Value, String)> {
+    let clamps = |vm: &Vm, wanted: &dyn Fn(&Policy) -> (u32, u32)| {
+        let each = policies.iter().enumerate();
+        let each = each.map(|(vcpu, policy)| vm.settled_clamp(vcpu, wanted(policy)));
+        each.collect::<Result<Vec<_>>>()
+    };
+    let wanted = |policy: &Policy| (policy.util(policy.max()), 1024);
+    for (vcpu, policy) in policies.iter().enumerate() {
+        vm.ask(format!(
+            "poke {vcpu} {} {}",
+            device.set_perf(vcpu),
+            policy.max()
+        ))?;
+    }
+    let served = clamps(vm, &wanted)?;
+    let said = server.stop()?;
+    let after = clamps(vm, &|_| (0, 1024))?;
+    let held = served.iter().copied().eq(policies.iter().map(wanted))
+        && after.iter().all(|clamp| *clamp == (0, 1024));
+    Ok((
+        json!({ "held": held, "while_served": served, "after": after }),
+        said,
+    ))
 }
 
 /// A vCPU asks for its highest OPP, and for its lowest, and reads them.
