@@ -217,6 +217,9 @@ impl Artifacts {
         if tools {
             programs.extend(tools::PROGRAMS);
             tools::add_applets(&mut archive)?;
+            for path in tools::MODULES {
+                self.add_own_module(&mut archive, kernel, path)?;
+            }
             add_modules(&mut archive, &self.own_modules(kernel, RT_MODULE)?)?;
         }
         debian::add(&mut archive, &self.root, None, &programs)?;

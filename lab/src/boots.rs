@@ -132,6 +132,12 @@ const BOOTS: &[Boot] = &[
         ..boot(Long, 240, "2+2", &["rt-qemu"])
     },
     Boot {
+        sampled: &["rt-io"],
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 200, "4+3+1", &[])
+    },
+    Boot {
         sampled: &["rt-latency"],
         vmm: GuestVmm::Qemu,
         host: Rt,

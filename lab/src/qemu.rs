@@ -10,7 +10,7 @@ use crate::packages;
 use crate::root::Root;
 
 /// Scenarios that run it, whatever the others' VMM is.
-const SCENARIOS: [&str; 12] = [
+const SCENARIOS: [&str; 13] = [
     "board:kills",
     "debian-guest",
     "libvirt",
@@ -22,6 +22,7 @@ const SCENARIOS: [&str; 12] = [
     "qemu-life",
     "qemu-moves",
     "qemu-service",
+    "rt-io",
     "rt-qemu",
 ];
 

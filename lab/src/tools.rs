@@ -7,12 +7,19 @@ use anyhow::Result;
 use crate::initramfs::Initramfs;
 
 /// Scenarios that run them, and the shell.
-const SCENARIOS: [&str; 3] = ["rt-latency", "rt-loop", SHELL];
+const SCENARIOS: [&str; 4] = ["rt-io", "rt-latency", "rt-loop", SHELL];
 
 /// Instead of a scenario: a person at the console.
 pub const SHELL: &str = "shell";
 
 pub const PROGRAMS: [&str; 3] = ["bin/cyclictest", "bin/hackbench", "bin/stress-ng"];
+/// Of the kernel's own, for a guest's virtio disk and network card.
+pub const MODULES: [&str; 4] = [
+    "drivers/block/virtio_blk",
+    "drivers/net/net_failover",
+    "drivers/net/virtio_net",
+    "net/core/failover",
+];
 /// Of busybox, by the names that scripts call them by.
 const APPLETS: [&str; 4] = ["head", "setsid", "sleep", "taskset"];
 

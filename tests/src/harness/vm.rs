@@ -64,7 +64,15 @@ impl Vm {
 
     /// The same for a guest with real-time vCPUs, whose threads have no utilization to settle by.
     pub fn boot_real_time(setup: &Setup) -> Result<Self> {
-        let mut vm = Self::start(setup)?;
+        Self::boot_real_time_prepared(setup, |_| ())
+    }
+
+    /// The same, with a VMM whose start `prepare` can change.
+    pub fn boot_real_time_prepared(
+        setup: &Setup,
+        prepare: impl FnOnce(&mut Command),
+    ) -> Result<Self> {
+        let mut vm = Self::start_prepared(setup, prepare)?;
         vm.expect("@ready", BOOT)?;
         sleep(SETTLED);
         Ok(vm)

@@ -122,6 +122,7 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "speed" => models::speed::run(plan),
         "speed-guest" => models::speed::guest(plan),
         "rt-guest" => rt::guest::run(plan),
+        "rt-io" => rt::io::run(plan),
         "rt-latency" => rt::latency::run(plan),
         "rt-loop" => rt::periodic_loop::run(plan),
         "rt-qemu" => rt::served::run(plan),

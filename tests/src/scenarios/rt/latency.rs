@@ -30,7 +30,7 @@ use crate::scenarios::models::speed::{SPEED_MODEL, energy_uj};
 
 const OUTPUT: &str = "/run/report.json";
 /// The guest's programs take 60 MiB, packed and unpacked.
-const MEM_MIB: u32 = 512;
+pub(super) const MEM_MIB: u32 = 512;
 /// To switch events on patches the kernel's code, which is work on every CPU.
 const PATCHED: Duration = Duration::from_secs(1);
 /// Senders of hackbench in the guest, and as many receivers.
@@ -120,7 +120,7 @@ fn at_maximum(vm: &mut Vm, rt: &Policy) -> Result<Value> {
 }
 
 /// Of 10 s in the guest without load.
-fn idle_latency(vm: &mut Vm) -> Result<Value> {
+pub(super) fn idle_latency(vm: &mut Vm) -> Result<Value> {
     let report = report(vm, &["--guest-only", "--loads", "idle", "--time", "10s"])?;
     let mut latency = report["runs"][0]["latencies"][0].clone();
     latency["histogram"].take();

@@ -6,6 +6,7 @@ pub mod exec;
 pub mod guest;
 pub mod impostors;
 pub mod inventory;
+pub mod io;
 pub mod latency;
 pub mod order;
 pub mod pages;

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Where a real-time guest with I/O is cut: a guest of QEMU's with a virtio disk and network card,
+//! both under load from its housekeeping vCPU, and the wake-up latency of its real-time vCPU. By
+//! `vcpufreq qemu --rt`; by hand, as the field's guides have it (taskset, chrt, governor
+//! performance); and by `vcpufreq run`, whose guest loads a disk and a network of its own kernel.
+//!
+//! All emulated CPUs share one stream of instructions: the latencies compare only with one another.
+
+use std::{
+    fs::{File, read_dir},
+    thread::sleep,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vcpufreq_bench::piped::threads;
+use vcpufreq_device::host::{self, CpuList, Tid};
+
+use super::{
+    inventory,
+    latency::{MEM_MIB, idle_latency},
+};
+use crate::{
+    harness::{
+        guest_shell::ask,
+        kernel_threads::Company,
+        plan::{Plan, set_governor},
+        policy::Policy,
+        rt_command::succeeded,
+        sys::set_fifo_priority_of,
+        sysfs,
+        thread_facts::allowed,
+        trace::{self, Trace},
+        uclamp::RT_DEFAULT,
+        vm::{Setup, Vm},
+        vmm::{Vmm, vcpu_name},
+    },
+    scenarios::models::speed::energy_uj,
+};
+
+const DISK: &str = "/run/disk.img";
+const DISK_BYTES: u64 = 64 << 20;
+/// Requests of the disk go through QEMU's worker threads, which come and go.
+const DEVICES: [&str; 6] = [
+    "-drive",
+    "file=/run/disk.img,format=raw,if=virtio,aio=threads",
+    "-netdev",
+    "user,id=net",
+    "-device",
+    "virtio-net-pci,netdev=net,romfile=",
+];
+/// Loads the drivers, and both devices; QEMU's network answers at this address itself.
+const LOAD_OF_QEMU: &str = "
+for one in virtio_blk failover net_failover virtio_net; do
+    busybox insmod /lab/modules/$one.ko || exit
+done
+busybox ifconfig eth0 10.0.2.15 up || exit
+disk=/dev/vda address=10.0.2.2";
+/// The same for a guest without devices.
+const LOAD_OF_RUN: &str = "
+busybox insmod /lab/modules/null_blk.ko nr_devices=1 completion_nsec=200000 irqmode=2 || exit
+busybox ifconfig lo up || exit
+disk=/dev/nullb0 address=127.0.0.1";
+/// On the housekeeping vCPU, until the guest ends.
+const BEGIN: &str = "
+quietly() { taskset -c 0 \"$@\" > /dev/null 2>&1 < /dev/null & }
+quietly busybox ping -q -A $address
+quietly sh -c \"while busybox dd if=$disk of=/dev/null bs=4k count=512 iflag=direct; do :; done\"
+";
+/// What the disk has read, and the echo replies that came.
+const COUNTERS: &str = "
+for one in vda nullb0; do
+    [ ! -e /sys/block/$one/stat ] || while read -r reads rest; do echo $reads; done < /sys/block/$one/stat
+done
+busybox awk '/^Icmp:/ { for (i = 2; i <= NF; i++) if (n[i] == \"InEchoReps\") print $i; else n[i] = $i }' /proc/net/snmp";
+/// Both in 10 s, at least.
+const LOADED: u64 = 100;
+const OPTIONS: [&str; 4] = ["--rt", "1=fifo:1", "--resume-latency-us", "50"];
+
+/// A guest, its pCPUs, and the policy of the real-time one.
+struct IoGuest<'a> {
+    little: u32,
+    cpu: u32,
+    policy: &'a Policy,
+}
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let policies = Policy::all()?;
+    let (policy, others) = policies.split_last().context("no policy")?;
+    let cpu = policy.cpu();
+    ensure!(
+        policy.cpus == [cpu] && !others.is_empty(),
+        "CPU {cpu} shares its policy; use the topology 4+3+1"
+    );
+    File::create(DISK)?.set_len(DISK_BYTES)?;
+    trace::off()?;
+    let before = inventory::everything()?;
+    let guest = IoGuest {
+        little: others[0].cpu(),
+        cpu,
+        policy,
+    };
+    succeeded(&["apply", "--guest", &format!("plc={cpu}")])?;
+    let by_run = guest.served(plan, Vmm::Vcpufreq)?;
+    let by_tool = guest.served(plan, Vmm::Qemu)?;
+    succeeded(&["restore"])?;
+    let by_hand = guest.by_hand(plan)?;
+    let left = inventory::changes(&before, &inventory::everything()?);
+    let measured = [&by_run, &by_tool, &by_hand].map(|row| row["measured"] == true);
+    let alone = [&by_run, &by_tool].map(|row| row["alone"] == true);
+    Ok(json!({
+        "held": measured == [true; 3] && alone == [true; 2] && left.is_empty(),
+        "emulated": true, "by_run": by_run, "by_tool": by_tool, "by_hand": by_hand, "left": left,
+    }))
+}
+
+impl IoGuest<'_> {
+    /// By this project's program, on a host that `rt apply` has prepared.
+    fn served(&self, plan: &Plan, vmm: Vmm) -> Result<Value> {
+        let plan = Plan {
+            driver: plan.driver.clone(),
+            path: None,
+            vmm,
+        };
+        let setup = Setup {
+            mem_mib: Some(MEM_MIB),
+            ..plan.real_time(&[self.little, self.cpu]).with(&OPTIONS)
+        };
+        let of_qemu = vmm == Vmm::Qemu;
+        let devices: &[&str] = if of_qemu { &DEVICES } else { &[] };
+        let mut vm = Vm::boot_real_time_prepared(&setup, |vmm| {
+            vmm.args(devices);
+        })?;
+        plan.load_driver(&mut vm)?;
+        set_governor(&mut vm, 1, "schedutil")?;
+        let load = if of_qemu { LOAD_OF_QEMU } else { LOAD_OF_RUN };
+        let row = self.measure(&mut vm, load)?;
+        vm.quit()?;
+        Ok(row)
+    }
+
+    /// As a person does it, and nothing else: vCPUs pinned, the real-time one SCHED_FIFO, QEMU's
+    /// other threads kept off its pCPU, memory locked, governor performance.
+    fn by_hand(&self, plan: &Plan) -> Result<Value> {
+        let setup = Setup {
+            vmm: Vmm::Qemu,
+            mem_mib: Some(MEM_MIB),
+            ..plan
+                .real_time(&[self.little, self.cpu])
+                .with(&["--no-bridge"])
+        };
+        let governor = format!("{}/scaling_governor", self.policy.path);
+        sysfs::write(&governor, "performance")?;
+        let mut vm = Vm::boot_real_time_prepared(&setup, |qemu| {
+            qemu.args(DEVICES);
+        })?;
+        for (tid, name) in threads(vm.pid())? {
+            let tid = Tid::new(tid).context("a thread's number")?;
+            if vcpu_name(&name).is_none() {
+                host::pin(tid, &self.others()?)?;
+            }
+        }
+        set_fifo_priority_of(vm.vcpu_tid(1)?, 1)?;
+        let row = self.measure(&mut vm, LOAD_OF_QEMU)?;
+        vm.quit()?;
+        sysfs::write(&governor, "schedutil")?;
+        Ok(row)
+    }
+
+    /// The pCPUs but the real-time one.
+    fn others(&self) -> Result<Vec<u32>> {
+        let all: CpuList = sysfs::text("/sys/devices/system/cpu/online")?
+            .trim()
+            .parse()?;
+        Ok(all.iter().filter(|cpu| *cpu != self.cpu).collect())
+    }
+
+    /// 10 s of cyclictest on the real-time vCPU beside the load: latencies, and what else ran on its
+    /// pCPU or may.
+    fn measure(&self, vm: &mut Vm, load: &str) -> Result<Value> {
+        ask(vm, &format!("{load}{BEGIN}"))?;
+        sleep(Duration::from_secs(1));
+        let before = counters(vm)?;
+        let trace = Trace::start()?;
+        let energy = energy_uj(self.policy)?;
+        let latency = idle_latency(vm)?;
+        let energy = energy_uj(self.policy)? - energy;
+        let seen = trace.stop()?;
+        let loaded: Vec<u64> = (counters(vm)?.iter().zip(&before))
+            .map(|(now, before)| now - before)
+            .collect();
+        let Company { strangers, .. } = Company::of("vcpu1", self.cpu, &seen.switches);
+        let may = self.that_may_run_there(vm)?;
+        let lost = trace::lost_on(self.cpu)?;
+        let measured = latency["samples"].as_u64() >= Some(9_900)
+            && loaded.len() == 2
+            && loaded.iter().all(|count| *count >= LOADED)
+            && lost == 0;
+        Ok(json!({
+            "measured": measured, "alone": strangers.is_empty() && may.is_empty(),
+            "latency": latency, "energy_uj": energy, "strangers": strangers,
+            "vmm_threads_that_may_run_there": may, "uclamp_min": vm.clamp(1)?.0,
+            "rt_default": sysfs::text(RT_DEFAULT)?.trim(), "disk_reads_and_echo_replies": loaded,
+            "events_lost": lost, "interrupts_there": self.interrupts_there()?,
+        }))
+    }
+
+    /// The VMM's threads, but its vCPU's.
+    fn that_may_run_there(&self, vm: &Vm) -> Result<Vec<String>> {
+        let mut may = Vec::new();
+        for (tid, name) in threads(vm.pid())? {
+            // One that has ended runs nowhere.
+            let Ok(list) = allowed(vm.pid(), tid) else {
+                continue;
+            };
+            let list: CpuList = list.parse()?;
+            if list.contains(self.cpu) && vcpu_name(&name).as_deref() != Some("vcpu1") {
+                may.push(format!("{name} on {list}"));
+            }
+        }
+        Ok(may)
+    }
+
+    /// Interrupts that the real-time pCPU takes.
+    fn interrupts_there(&self) -> Result<usize> {
+        let mut count = 0;
+        for entry in read_dir("/proc/irq")?.flatten() {
+            let list = sysfs::text(entry.path().join("effective_affinity_list"));
+            let list = list
+                .ok()
+                .and_then(|text| text.trim().parse::<CpuList>().ok());
+            count += usize::from(list.is_some_and(|list| list.contains(self.cpu)));
+        }
+        Ok(count)
+    }
+}
+
+/// Of the disk's reads, and of echo replies.
+fn counters(vm: &mut Vm) -> Result<Vec<u64>> {
+    let text = ask(vm, COUNTERS)?;
+    let numbers = text.split_whitespace().map(str::parse);
+    numbers
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("the guest's counters: '{text}'"))
+}
