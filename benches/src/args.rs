@@ -5,8 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::bounds::TWO_TICKS_US;
 use crate::variant::Variant;
+
+/// A guest's tick and a host's, in µs.
+pub const TWO_TICKS_US: u64 = 8_000;
 
 /// Options of the guests that `bench` and `demo` boot.
 #[derive(Debug, Args)]

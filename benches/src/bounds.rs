@@ -5,10 +5,10 @@
 
 use serde_json::{Value, json};
 
+use crate::metric::Metric;
 use crate::report_json::{find, number, unit};
-
-/// A guest's tick and a host's, in µs.
-pub const TWO_TICKS_US: u64 = 8_000;
+use crate::scenario::Scenario;
+use crate::workloads::WORKLOADS;
 
 /// What a median of the guest with the bridge has to be.
 #[derive(Debug, Clone, Copy)]
@@ -79,6 +79,9 @@ const BRIDGE: &str = "vm+bridge";
 const SCORE: Rule = AtLeast(950);
 const ENERGY: Rule = AtMost(1_050);
 
+/// Of a demand's frames on the host, in per mille.
+const HOST_LATE: u64 = 50;
+
 /// A bound, and whether a report keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bound {
@@ -114,7 +117,25 @@ pub fn of(report: &Value, ticks_us: u64) -> Vec<Bound> {
             bound(report, ("contended", &metric), variant, rule, ticks_us)
         })
     });
-    alone.chain(contended.flatten()).collect()
+    let workloads = WORKLOADS.iter().flat_map(|one| {
+        let metrics = one.metrics.iter();
+        metrics.filter_map(|metric| of_workload(report, one, *metric, ticks_us))
+    });
+    alone.chain(contended.flatten()).chain(workloads).collect()
+}
+
+/// A workload's bound: the guest's against the host's; of late frames the host's own, for a demand
+/// that the host can't meet says nothing of a guest.
+fn of_workload(report: &Value, one: &Scenario, metric: Metric, ticks_us: u64) -> Option<Bound> {
+    let name = one.metric_name(metric);
+    let judged = format!("{name}_to_host");
+    let (name, variant, rule) = match metric {
+        Metric::FrameTime(95) => (judged, BRIDGE, AtMost(1_030)),
+        Metric::JobEnergy => (judged, BRIDGE, AtMost(1_030)),
+        Metric::Late if !one.overloads => (name, "host", AtMost(HOST_LATE)),
+        _ => return None,
+    };
+    bound(report, (one.name, &name), variant, rule, ticks_us)
 }
 
 fn bound(
@@ -220,8 +241,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::metric::Metric;
-    use crate::scenario::Scenario;
+    use crate::args::TWO_TICKS_US;
     use crate::scenarios::SCENARIOS;
 
     fn row(scenario: &str, variant: &str, metric: &str, median: Option<u64>) -> Value {
@@ -354,6 +374,22 @@ mod tests {
             of("scx", "part50.energy", 1_210),
         ];
         assert_eq!(all(&rows), [Some(false), None]);
+    }
+
+    #[test]
+    fn a_paced_job_is_judged_by_its_frames_and_a_demand_by_the_host() {
+        for (late, p95, energy) in [(50, 1_030, 1_030), (51, 1_031, 1_031)] {
+            let wanted = late == 50;
+            let rows = [
+                row("demand", "host", "d90.late", Some(late)),
+                row("demand", "vm+bridge", "d90.frame_p95_to_host", Some(p95)),
+                row("demand", "vm+bridge", "d90.energy_to_host", Some(energy)),
+                row("demand", "vm+bridge", "d90.late", Some(999)),
+                // More than the host can do.
+                row("demand", "host", "d110.late", Some(999)),
+            ];
+            assert_eq!(held(&rows), [wanted; 3], "{late}");
+        }
     }
 
     #[test]

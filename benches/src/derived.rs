@@ -4,6 +4,7 @@
 
 use crate::row::Row;
 use crate::variant::Variant;
+use crate::workloads::WORKLOADS;
 
 /// In per mille, as all shares of the report.
 const WHOLE: u64 = 1000;
@@ -20,6 +21,8 @@ pub fn rows(measured: &[Row]) -> Vec<Row> {
             && row.variant != Variant::Host.name()
         {
             found.extend(against_host(measured, row));
+        } else if is_of_workload(row) && row.variant != Variant::Host.name() {
+            found.extend(to_host(measured, row));
         }
     }
     let means: Vec<Row> = ["", "at_edge."]
@@ -29,6 +32,13 @@ pub fn rows(measured: &[Row]) -> Vec<Row> {
         .collect();
     found.extend(means);
     found
+}
+
+/// Whether the host's cycles are in it, and a ratio to the host's means something.
+fn is_of_workload(row: &Row) -> bool {
+    let own = WORKLOADS.iter().filter(|one| one.name == row.scenario);
+    let mut judged = own.flat_map(|one| one.metrics.iter().map(move |metric| (one, metric)));
+    judged.any(|(one, metric)| metric.is_judged() && one.metric_name(*metric) == row.metric)
 }
 
 /// Over the duties: at a single one, where a load is near what an OPP gives, a
@@ -89,6 +99,22 @@ fn efficiency(measured: &[Row], took: &Row, case: &str) -> Option<Row> {
     Some(like(took, format!("{case}.efficiency"), values))
 }
 
+/// The ratio to the host's median.
+fn to_host(measured: &[Row], row: &Row) -> Option<Row> {
+    let of_host = median(measured, row, Variant::Host.name(), &row.metric)?;
+    let values = row.values.iter().map(|value| ratio((*value)?, of_host));
+    Some(like(
+        row,
+        format!("{}_to_host", row.metric),
+        values.collect(),
+    ))
+}
+
+/// `value` in per mille of `of`, rounded.
+fn ratio(value: u64, of: u64) -> Option<u64> {
+    (value * WHOLE + of / 2).checked_div(of)
+}
+
 /// The ratio to the host's median, and the same divided by the ratio where all
 /// pCPUs are held at their highest frequency: what virtualization itself costs
 /// drops out of it.
@@ -97,9 +123,6 @@ fn against_host(measured: &[Row], row: &Row) -> Vec<Row> {
     let Some(of_host) = median(measured, row, host, &row.metric) else {
         return Vec::new();
     };
-    let ratio = |value: u64, of: u64| (value * WHOLE + of / 2).checked_div(of);
-    let plain = row.values.iter().map(|value| ratio((*value)?, of_host));
-    let plain: Vec<_> = plain.collect();
     let held = format!("{}_at_max", row.metric);
     let (own_held, host_held) = (
         median(measured, row, row.variant, &held),
@@ -108,10 +131,11 @@ fn against_host(measured: &[Row], row: &Row) -> Vec<Row> {
     let normal = |value: &Option<u64>| ratio((*value)? * host_held?, of_host * own_held?);
     let normalised = row.values.iter().map(normal).collect();
     let name = |what: &str| format!("{}_{what}", row.metric);
-    vec![
-        like(row, name("to_host"), plain),
-        like(row, name("to_host_normalised"), normalised),
-    ]
+    let normalised = like(row, name("to_host_normalised"), normalised);
+    to_host(measured, row)
+        .into_iter()
+        .chain([normalised])
+        .collect()
 }
 
 #[cfg(test)]
@@ -167,6 +191,28 @@ mod tests {
             ("at_edge.efficiency", Some(1000)),
         ];
         assert_eq!(means, expected);
+    }
+
+    #[test]
+    fn workloads_are_compared_without_a_normalisation() {
+        let metrics = ["d90.frame_p95", "d90.late", "d90.energy"];
+        let of = |variant, values: [u64; 3]| {
+            let rows = metrics.into_iter().zip(values);
+            rows.map(move |(metric, value)| row("demand", variant, metric, &[value]))
+        };
+        let measured: Vec<_> = of("host", [200, 0, 400])
+            .chain(of("vm", [206, 3, 404]))
+            .collect();
+        let found = rows(&measured);
+        let found: Vec<_> = found
+            .iter()
+            .map(|row| (row.metric.as_str(), row.values[0]))
+            .collect();
+        let expected = [
+            ("d90.frame_p95_to_host", Some(1_030)),
+            ("d90.energy_to_host", Some(1_010)),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]

@@ -13,13 +13,17 @@
 
 mod args;
 mod bounds;
+mod calibrate;
+mod charged;
 mod chart;
+mod cycles;
 mod demo;
 mod derived;
 mod duty_cycle;
 mod energy;
 pub mod figures;
 mod findings;
+mod frame_times;
 mod freq_limits;
 mod guest;
 mod latency_page;
@@ -51,10 +55,12 @@ mod trace;
 pub mod tracefs;
 mod undo;
 mod variant;
+mod workloads;
 
 use anyhow::Context;
 
 pub use args::{BenchArgs, GuestArgs};
+use cycles::JobScales;
 pub use demo::{DemoArgs, demo, try_opps};
 pub use findings::{Findings, write};
 use findings::{LACKS, lacks, print};
@@ -72,6 +78,7 @@ use trace::RepeatTrace;
 pub use undo::undo_killed;
 use variant::Variant;
 pub use vcpufreq_load::{IO_DEVICE, NAME as LOAD, NULL_BLK, run as load};
+use workloads::WORKLOADS;
 
 /// Measures, and reports: [`measure()`], with the files of `--out` and `--html`, and the text on
 /// stdout. Returns the exit code.
@@ -102,7 +109,7 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
 /// # Errors
 /// Whatever keeps all scenarios from being measured, in one line.
 pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> {
-    let scenarios = chosen(args)?;
+    let mut scenarios = chosen(args)?;
     undo::begin()?;
     let mut machine = match BenchMachine::check(args.guests(), args.bridge(), trace::usable().err())
     {
@@ -124,10 +131,22 @@ pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> 
             "vcpufreq: {all} repeats, about {}",
             progress::time(s.into())
         );
+        let (scales, without) = calibrate::scales((&machine, &trace, args), &scenarios);
+        report.set_scales(&scales);
+        for (scenario, why) in &without {
+            report.failed(scenario, Variant::Vm, why);
+        }
+        let lacks = |one: &&Scenario| without.iter().any(|(lacks, _)| std::ptr::eq(*lacks, *one));
+        scenarios.retain(|one| !lacks(one));
         let mut progress = Progress::new(args.repeats, all);
         for variant in variants {
             let so_far = (&mut report, &mut progress);
-            measure_variant((&machine, &trace, args), variant, &scenarios, so_far);
+            measure_variant(
+                (&machine, &trace, args),
+                (variant, &scales),
+                &scenarios,
+                so_far,
+            );
         }
     }
     report.derive();
@@ -160,7 +179,7 @@ type Setting<'a> = (&'a BenchMachine, &'a RepeatTrace, &'a BenchArgs);
 
 fn measure_variant(
     setting: Setting,
-    variant: Variant,
+    (variant, scales): (Variant, &JobScales),
     scenarios: &[&'static Scenario],
     (report, progress): SoFar,
 ) {
@@ -172,7 +191,10 @@ fn measure_variant(
     while let Some(first) = todo.first() {
         let guests = first.guests();
         let done = match Session::start(setting.0, variant, guests, setting.2) {
-            Ok(session) => measure_in(session, setting, (variant, &todo), (report, progress)),
+            Ok(session) => {
+                let what = (variant, scales, todo.as_slice());
+                measure_in(session, setting, what, (report, progress))
+            }
             Err(error) => {
                 let alike = todo.iter().filter(|one| one.guests() == guests);
                 alike
@@ -192,13 +214,14 @@ fn measure_variant(
 fn measure_in(
     mut session: Session,
     (machine, trace, _): Setting,
-    (variant, todo): (Variant, &[&'static Scenario]),
+    (variant, scales, todo): (Variant, &JobScales, &[&'static Scenario]),
     (report, progress): SoFar,
 ) -> usize {
     let mut done = 0;
     let alike = |one: &&&Scenario| one.guests() == todo[0].guests();
     for scenario in todo.iter().filter(alike) {
         done += 1;
+        session.scale(scales.of(&scenario.title()));
         let measured = session.measure(scenario, trace, progress);
         progress.ended(scenario);
         match measured {
@@ -233,14 +256,15 @@ fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
             })
             .collect());
     }
-    let mut known: Vec<&str> = SCENARIOS.iter().map(|one| one.name).collect();
+    let all = || SCENARIOS.iter().chain(WORKLOADS);
+    let mut known: Vec<&str> = all().map(|one| one.name).collect();
     known.dedup();
-    let called = |name: &&String| SCENARIOS.iter().any(|one| one.is_called(name));
+    let called = |name: &&String| all().any(|one| one.is_called(name));
     if let Some(unknown) = names.iter().find(|name| !called(name)) {
         anyhow::bail!("no scenario '{unknown}'; there are: {}", known.join(", "));
     }
     let asked = |one: &&Scenario| names.iter().any(|name| one.is_called(name));
-    Ok(SCENARIOS.iter().filter(asked).collect())
+    Ok(all().filter(asked).collect())
 }
 
 #[cfg(test)]

@@ -34,9 +34,21 @@ pub fn marks(
     log.marks.iter().map(mark).collect()
 }
 
+/// The frames of a log: when each began and ended, in µs of the host's time.
+pub fn frames(log: &LoadLog, offset_ns: i64) -> Result<Vec<(u64, u64)>> {
+    let us = |ns: u64| -> Result<u64> {
+        let ns = i64::try_from(ns)? + offset_ns;
+        u64::try_from(ns / 1000).with_context(|| format!("a frame at {ns} ns"))
+    };
+    let frame = |frame: &vcpufreq_load::load_log::FrameSpan| {
+        Ok((us(frame.begin_ns)?, us(frame.begin_ns + frame.ns)?))
+    };
+    log.frames.iter().map(frame).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    //! Times and CPUs become the host's; a CPU that isn't known is an error.
+    //! Times and CPUs become the host's, frames' too; a CPU that isn't known is an error.
 
     use super::*;
 
@@ -44,7 +56,7 @@ mod tests {
     fn marks_are_the_hosts() {
         let read = |cpu| {
             let text = format!(
-                r#"{{"tid":4,"turns":8,"marks":[{{"name":"start","ns":5000,"cpu":{cpu}}}],"figures":{{}}}}"#
+                r#"{{"tid":4,"turns":8,"marks":[{{"name":"start","ns":5000,"cpu":{cpu}}}],"figures":{{}},"frames":[]}}"#
             );
             let log = serde_json::from_str(&text).unwrap();
             marks(&log, 1_000, |cpu| (cpu == 1).then_some(6))
@@ -55,6 +67,10 @@ mod tests {
             cpu: 6,
         };
         assert_eq!(read(1).unwrap(), [start]);
+        let mut log = LoadLog::default();
+        log.frame(7_000, 9_500);
+        assert_eq!(frames(&log, 1_000).unwrap(), [(8, 10)]);
+        assert!(frames(&log, -8_000).is_err());
         assert!(read(0).is_err());
     }
 }

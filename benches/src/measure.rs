@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::duty_cycle;
+use crate::frame_times::percentile;
 use crate::load_log::Mark;
 use crate::machine::{BenchMachine, Cluster};
 use crate::metric::Metric;
@@ -101,7 +102,38 @@ impl Metric {
                 let uj = observed.energy_uj(machine, start.us, observed.mark("end")?.us)?;
                 per(observed.jobs()?, 1_000_000_000, uj)
             }
+            Self::FrameTime(_) | Self::Late | Self::Cycles | Self::JobEnergy => {
+                self.of_job(machine, observed)
+            }
         }
+    }
+}
+
+impl Metric {
+    /// The figures of jobs of several threads: in the time that counts.
+    fn of_job(self, machine: &BenchMachine, observed: &Observed) -> Option<u64> {
+        let span = || Some((observed.start()?.us, observed.mark("end")?.us));
+        match self {
+            Self::FrameTime(percent) => percentile(observed.frames_us(machine), percent),
+            Self::Late => observed.late(machine),
+            Self::Cycles => observed.job_us(machine),
+            Self::JobEnergy => Some(observed.charged(machine, span()?).pj? / 1_000_000),
+            _ => None,
+        }
+    }
+
+    /// Of all repeats at once, where one has too few samples: a value, if there are enough.
+    pub fn of_all(self, machine: &BenchMachine, observed: &[Observed]) -> Option<Vec<Option<u64>>> {
+        let Self::FrameTime(percent) = self else {
+            return None;
+        };
+        let frames = observed.iter().flat_map(|one| one.frames_us(machine));
+        Some(
+            percentile(frames.collect(), percent)
+                .into_iter()
+                .map(Some)
+                .collect(),
+        )
     }
 }
 

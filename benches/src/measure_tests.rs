@@ -50,11 +50,11 @@ fn mark(name: &str, us: u64, cpu: u32) -> Mark {
     Mark { name, us, cpu }
 }
 
-fn change(time_us: u64, cpu: u32, khz: u32) -> FrequencyEvent {
+pub fn change(time_us: u64, cpu: u32, khz: u32) -> FrequencyEvent {
     FrequencyEvent { time_us, cpu, khz }
 }
 
-fn switch(time_us: u64, cpu: u32, (prev, next): (i32, i32)) -> Switch {
+pub fn switch(time_us: u64, cpu: u32, (prev, next): (i32, i32)) -> Switch {
     Switch {
         time_us,
         cpu,
@@ -64,7 +64,7 @@ fn switch(time_us: u64, cpu: u32, (prev, next): (i32, i32)) -> Switch {
 }
 
 /// The load gets its CPU at 1000, marks its start at 1050, ends at 9000.
-fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
+pub fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
     let mark = |name, us| mark(name, us, cpu);
     let switch = |us, prev, next| switch(us, cpu, (prev, next));
     Observed {
@@ -77,6 +77,7 @@ fn observed(cpu: u32, changes: &[(u64, u32)]) -> Observed {
             ..RepeatEvents::default()
         },
         marks: vec![mark("start", 1050), mark("end", 5000), mark("done", 9000)],
+        frames: Vec::new(),
         figures: [("turns".to_owned(), 7), ("done".to_owned(), 2)].into(),
         threads: vec![LOAD],
         targets: None,

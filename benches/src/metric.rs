@@ -52,9 +52,25 @@ pub enum Metric {
     Energy,
     /// Jobs, or frames on time, for 1000 J.
     PerJoule,
+    /// How long frames took, of the time that counts (`charged.rs`): so many per cent of those of all
+    /// repeats took as long at most.
+    FrameTime(u32),
+    /// Frames that took longer than their period, in per mille.
+    Late,
+    /// CPU time of the job as at full speed: its cycles.
+    Cycles,
+    /// Energy of all pCPUs from start to end, of the time that counts.
+    JobEnergy,
 }
 
 impl Metric {
+    /// Whether a workload's is judged by its ratio to the host's: of a paced job how long frames take
+    /// and what they cost. It does its work anyway, and a share of late frames has no ratio where the
+    /// host has none.
+    pub fn is_judged(self) -> bool {
+        matches!(self, Self::FrameTime(_) | Self::JobEnergy)
+    }
+
     /// Name and unit in reports.
     pub fn name(self) -> (String, &'static str) {
         let (name, unit) = match self {
@@ -79,6 +95,10 @@ impl Metric {
             Self::Score => ("score", "1/ks"),
             Self::Energy => ("energy", "uJ"),
             Self::PerJoule => ("per_joule", "1/kJ"),
+            Self::FrameTime(percent) => return (format!("frame_p{percent}"), "us"),
+            Self::Late => ("late", "permille"),
+            Self::Cycles => ("cycles", "us"),
+            Self::JobEnergy => ("energy", "uJ"),
         };
         (name.to_owned(), unit)
     }

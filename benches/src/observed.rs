@@ -14,6 +14,8 @@ pub struct Observed {
     pub seen: RepeatEvents,
     /// The load's own.
     pub marks: Vec<Mark>,
+    /// Frames of the first thread: when each began and ended, in µs.
+    pub frames: Vec<(u64, u64)>,
     /// What its first thread did, by name.
     pub figures: BTreeMap<String, u64>,
     /// The threads that carried it: the load's own, or the vCPUs'.

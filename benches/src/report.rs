@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::args::BenchArgs;
 use crate::bounds;
+use crate::cycles::JobScales;
 use crate::derived;
 use crate::duty_cycle;
 use crate::machine::{BenchMachine, SCHEDUTIL};
@@ -90,15 +91,23 @@ impl BenchReport {
         let host = self.host.get(&scenario.title()).copied();
         for metric in scenario.metrics {
             let (_, unit) = metric.name();
+            let each = || {
+                observed
+                    .iter()
+                    .map(|one| metric.of(machine, one, host))
+                    .collect()
+            };
+            let values: Vec<_> = metric.of_all(machine, observed).unwrap_or_else(each);
+            // Of too few frames there is no percentile.
+            if values.is_empty() {
+                continue;
+            }
             self.results.push(Row {
                 scenario: scenario.name,
                 variant: variant.name(),
                 metric: scenario.metric_name(*metric),
                 unit,
-                values: observed
-                    .iter()
-                    .map(|one| metric.of(machine, one, host))
-                    .collect(),
+                values,
                 unsettled: observed
                     .iter()
                     .filter_map(|one| Some(one.unsettled.as_ref()?.why.clone()))
@@ -133,6 +142,12 @@ impl BenchReport {
         self.series.extend(series);
         let times = residency::json(machine, observed).map(|times| of("times", times));
         self.residency.extend(times);
+    }
+
+    /// Says by what jobs were scaled.
+    pub fn set_scales(&mut self, scales: &JobScales) {
+        self.conditions
+            .insert("equal_cycles".to_owned(), scales.json());
     }
 
     /// Adds what can be derived from what was measured; once, at the end.

@@ -12,7 +12,7 @@ use crate::metric::Metric;
 use crate::variant::Variant;
 
 /// A load and what is read off it.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Scenario {
     /// Its name in reports.
     pub name: &'static str,
@@ -30,6 +30,10 @@ pub struct Scenario {
     pub hold: Hold,
     /// Speed follows frequency, where that has to be switched on.
     pub speed: bool,
+    /// A guest does so much less of its work that it takes the host's cycles.
+    pub equal_cycles: bool,
+    /// It demands more than the host can do.
+    pub overloads: bool,
     /// Measured on this variant alone.
     pub only: Option<Variant>,
     /// More words for the guest's command line: a guest of its own.
@@ -56,6 +60,8 @@ pub const PLAIN: Scenario = Scenario {
     beside_in_guest: false,
     hold: Hold::No,
     speed: false,
+    equal_cycles: false,
+    overloads: false,
     only: None,
     cmdline: "",
     guest_file: None,
@@ -176,6 +182,24 @@ impl Scenario {
         let first = self.first(machine);
         let mut last = machine.clusters.iter().map(Cluster::last);
         last.find(|cpu| *cpu != first).unwrap_or(first)
+    }
+
+    /// The same with all pCPUs held at their highest frequency, and the load on those of the most
+    /// capable cluster: what CPU time it takes there.
+    pub fn at_top(&self) -> Self {
+        Self {
+            place: CpuSelection::Big,
+            hold: Hold::Max,
+            ..*self
+        }
+    }
+
+    /// The CPUs that an unpinned load may run on.
+    pub fn all(&self, machine: &BenchMachine) -> Vec<u32> {
+        match self.hold {
+            Hold::Max => machine.big().cpus.clone(),
+            Hold::No | Hold::Min => machine.cpus(),
+        }
     }
 
     /// Whether a repeat has to start from the lowest frequency: not where it

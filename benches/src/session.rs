@@ -7,10 +7,11 @@ use vcpufreq_load::load_log::LoadLog;
 use vcpufreq_load::work::now_ns;
 
 use crate::args::BenchArgs;
+use crate::cycles::ALL_WORK;
 use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, keep_aside};
 use crate::load_client::LoadClient;
-use crate::load_log::{Mark, marks};
+use crate::load_log::{Mark, frames, marks};
 use crate::machine::{BenchMachine, Cluster};
 use crate::observed::{Observed, Unsettled};
 use crate::progress::Progress;
@@ -38,6 +39,8 @@ pub struct Session<'a> {
     guest: Option<Guest>,
     /// What runs beside the load in a guest of its own.
     second: Option<Guest>,
+    /// By what a job's work in a guest is scaled.
+    scale: u64,
     /// What the last settled state left above its minimum.
     rest: Vec<SideAboveMinimum>,
     // Ended after its guests.
@@ -71,6 +74,7 @@ impl<'a> Session<'a> {
             host,
             guest,
             second,
+            scale: ALL_WORK,
             rest: Vec::new(),
             scx,
         })
@@ -99,6 +103,28 @@ impl<'a> Session<'a> {
         }
         self.write_in_guest(scenario, |[path, _, after]| (path, after))?;
         observed
+    }
+
+    /// Scales the work of scenarios in a guest, in ten-thousandths, until the next.
+    pub fn scale(&mut self, per_10_000: u64) {
+        self.scale = per_10_000;
+    }
+
+    /// CPU time that a scenario's job takes with all pCPUs at their highest frequency, in µs.
+    pub fn job_us(&mut self, scenario: &Scenario, trace: &RepeatTrace) -> Result<u64> {
+        let at_top = scenario.at_top();
+        self.keep_aside(at_top.aside(self.machine))?;
+        // A guest that has just booted still does other work, which would count as the machine's own.
+        self.settle(scenario)?;
+        let _held = FreqLimits::frequencies(&at_top, self.machine)?;
+        let observed = self.once(&at_top, trace, 0)?;
+        let us = observed.job_us(self.machine).filter(|us| *us > 0);
+        us.with_context(|| {
+            format!(
+                "{} took no CPU time at the highest frequency",
+                scenario.title()
+            )
+        })
     }
 
     /// What the host knows of the load's pCPU, beside one more repeat.
@@ -176,6 +202,7 @@ impl<'a> Session<'a> {
         let mut observed = Observed {
             seen,
             marks: marks(&first, offset, |cpu| self.pcpu_of(cpu))?,
+            frames: frames(&first, offset)?,
             figures: first.figures,
             threads,
             targets: None,
@@ -203,7 +230,14 @@ impl<'a> Session<'a> {
         let rows: Vec<String> = scenario
             .steps
             .iter()
-            .map(|steps| Self::steps(self.machine, self.guest.as_ref(), scenario, (steps, repeat)))
+            .map(|steps| {
+                let guest = self.guest.as_ref();
+                let steps = Self::steps(self.machine, guest, scenario, (steps, repeat));
+                match (guest, self.scale) {
+                    (None, _) | (_, ALL_WORK) => steps,
+                    (Some(_), scale) => format!("scale={scale} {steps}"),
+                }
+            })
             .collect();
         let client = self.client();
         let names: Vec<String> = (0..rows.len())
@@ -252,7 +286,8 @@ impl<'a> Session<'a> {
                 .to_string(),
             None => cpu.to_string(),
         };
-        let all: Vec<String> = cpus.iter().map(|cpu| number(*cpu)).collect();
+        let all = scenario.all(machine).into_iter();
+        let all: Vec<String> = all.map(number).collect();
         expanded(steps, machine, (&number(first), &all.join(",")), repeat)
     }
 

@@ -15,13 +15,36 @@ use crate::load_log::LoadLog;
 use crate::work::{now_ns, spin};
 
 /// Multiplications of one inference, the same for all sizes of weights.
-const MULTIPLICATIONS: usize = 1 << 20;
+const MULTIPLICATIONS: u64 = 1 << 20;
 /// Weights from one to the next that is used: a cache line of f32 and one, so
 /// that all of them are used in turn.
 const STRIDE: usize = 17;
 /// Work of frames in turn, in eighths of the ordinary one: most are alike,
 /// a few are heavier, one three times as heavy.
 pub const FRAMES: &[u64] = &[8, 8, 9, 8, 12, 8, 8, 14, 8, 8, 10, 8, 24, 8, 9, 8];
+
+/// Work of frames that vary and never overload a CPU that is fast enough for a quarter more than
+/// their mean, in eighths of it.
+pub const STEADY_FRAMES: &[u64] = &[7, 8, 8, 9, 8, 7, 10, 8, 8, 6, 9, 8, 7, 9, 8, 8];
+
+/// How much of its work a load does, so that it takes as many cycles in a guest as on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkScale(u64);
+
+impl WorkScale {
+    /// All of its work.
+    pub const ALL: Self = Self(10_000);
+
+    /// So many ten-thousandths of it, at least 1.
+    pub fn per_10_000(share: u64) -> Self {
+        Self(share.max(1))
+    }
+
+    /// What is left of so much work.
+    pub fn of(self, work: u64) -> u64 {
+        work * self.0 / Self::ALL.0
+    }
+}
 
 /// Weights of a made-up network.
 pub fn weights(kib: usize) -> Vec<f32> {
@@ -34,19 +57,20 @@ pub fn weights(kib: usize) -> Vec<f32> {
 }
 
 /// So many inferences, one after the other.
-pub fn infer(log: &mut LoadLog, weights: &[f32], count: u64) {
+pub fn infer(log: &mut LoadLog, weights: &[f32], count: u64, scale: WorkScale) {
+    let multiplications = scale.of(MULTIPLICATIONS);
     for _ in 0..count {
         let cpu = sched_getcpu().unwrap_or(0);
-        black_box(forward(weights));
+        black_box(forward(weights, multiplications));
         on_if_moved(log, cpu);
     }
     log.figure("done", count);
 }
 
-fn forward(weights: &[f32]) -> f32 {
+fn forward(weights: &[f32], multiplications: u64) -> f32 {
     let mask = weights.len().saturating_sub(1);
     let (mut at, mut sum) = (0_usize, 0.0_f32);
-    for _ in 0..MULTIPLICATIONS {
+    for _ in 0..multiplications {
         let weight = weights.get(at & mask).copied().unwrap_or_default();
         // Opaque, so that the loop is the same whatever the compiler can do.
         sum = black_box(sum.mul_add(0.5, weight));
@@ -85,6 +109,7 @@ pub fn frames(log: &mut LoadLog, [period_us, turns, count]: [u64; 3], pattern: &
         let cpu = sched_getcpu().unwrap_or(0);
         spin(turns * work / 8);
         let end = now_ns();
+        log.frame(begin, end);
         on_if_moved(log, cpu);
         on_time += u64::from(end <= begin + period);
         begin += period * (end.saturating_sub(begin) / period + 1);
@@ -93,6 +118,7 @@ pub fn frames(log: &mut LoadLog, [period_us, turns, count]: [u64; 3], pattern: &
     sleep(Duration::from_nanos(begin.saturating_sub(now_ns())));
     log.figure("done", count);
     log.figure("on_time", on_time);
+    log.figure("period_us", period_us);
 }
 
 fn on_if_moved(log: &mut LoadLog, from: usize) {
@@ -117,12 +143,25 @@ mod tests {
     }
 
     #[test]
+    fn a_scale_takes_its_share_of_the_work() {
+        let scale = WorkScale::per_10_000(9_500);
+        assert_eq!((scale.of(1_000), WorkScale::ALL.of(7)), (950, 7));
+        assert_eq!(WorkScale::per_10_000(0).of(10_000), 1);
+        assert_eq!(STEADY_FRAMES.iter().sum::<u64>(), 8 * 16);
+    }
+
+    #[test]
     fn jobs_log_what_they_did() {
         let mut log = LoadLog::default();
-        infer(&mut log, &weights(1), 2);
+        infer(&mut log, &weights(1), 2, WorkScale::per_10_000(1));
         assert_eq!(log.figures, [("done".to_owned(), 2)].into());
         frames(&mut log, [10, 1, 3], FRAMES);
-        assert_eq!(log.figures["done"], 3);
+        assert_eq!((log.figures["done"], log.figures["period_us"]), (3, 10));
+        let begins: Vec<_> = log.frames.iter().map(|frame| frame.begin_ns).collect();
+        assert_eq!(begins.len(), 3);
+        // Each begins at a multiple of the period behind the first, on which the log's time counts.
+        let apart = |pair: &[u64]| pair[1] > pair[0] && (pair[1] - pair[0]) % 10_000 == 0;
+        assert!(begins.windows(2).all(apart), "{begins:?}");
         assert!(log.figures.contains_key("on_time"));
     }
 }

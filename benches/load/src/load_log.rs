@@ -19,6 +19,15 @@ pub struct Stamp {
     pub cpu: usize,
 }
 
+/// A frame, or another piece of work that is due by a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrameSpan {
+    /// When its period began: CLOCK_MONOTONIC in ns, where the thread ran.
+    pub begin_ns: u64,
+    /// How long it then took until the work was done, in ns.
+    pub ns: u64,
+}
+
 /// The log, and the work that was done.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadLog {
@@ -30,6 +39,8 @@ pub struct LoadLog {
     pub marks: Vec<Stamp>,
     /// Numbers, by name.
     pub figures: BTreeMap<String, u64>,
+    /// Frames, in order.
+    pub frames: Vec<FrameSpan>,
 }
 
 impl LoadLog {
@@ -52,6 +63,15 @@ impl LoadLog {
         (self.tid, self.turns) = (other.tid, other.turns);
         self.marks.extend(other.marks);
         self.figures.extend(other.figures);
+        self.frames.extend(other.frames);
+    }
+
+    /// Logs a frame, by the begin of its period and its end, in ns.
+    pub fn frame(&mut self, begin_ns: u64, end_ns: u64) {
+        self.frames.push(FrameSpan {
+            begin_ns,
+            ns: end_ns.saturating_sub(begin_ns),
+        });
     }
 
     /// Busy until then; marks, as `on`, each CPU that it finds itself moved to.

@@ -4,8 +4,9 @@
 //! Steps, separated by white space: `pin=CPUS`, `sleep=US`, `mark=NAME`,
 //! `busy=US`, `light=BUSY_US/PERIOD_US/COUNT`, `calm=` the same, not logged, `io=BUSY_US/COUNT`, and `fresh`: what follows is done by a thread that is created then. Fixed work:
 //! `weights=KIB` and then `infer=COUNT`, `requests=TURNS/COUNT`,
-//! `frames=PERIOD_US/TURNS/COUNT`, `even=` the same without heavier ones, `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU
-//! that the thread is on. What is logged: `load_log.rs`. `fifo` and
+//! `frames=PERIOD_US/TURNS/COUNT`, `even=` the same without heavier ones, `steady=` with few that are,
+//! `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU that the thread is on. `scale=N`: of the fixed work that
+//! follows, N ten-thousandths are done. What is logged: `load_log.rs`. `fifo` and
 //! `deadline=RUN_US/PERIOD_US` change the thread's policy: a `fresh` one's, which ends.
 //! `uclamp=MIN/MAX` is the thread's own clamp, until the next.
 
@@ -22,7 +23,7 @@ use nix::unistd::gettid;
 use vcpufreq_device::host::{CpuList, SchedAttr, Tid};
 
 use crate::device::BlockDevice;
-use crate::jobs;
+use crate::jobs::{self, WorkScale};
 use crate::load_log::LoadLog;
 use crate::rt_app::RtApp;
 use crate::work::{now_ns, pin_to};
@@ -54,6 +55,10 @@ pub enum LoadStep {
     Frames([u64; 3]),
     /// The same, all alike.
     Even([u64; 3]),
+    /// The same, some a little heavier.
+    Steady([u64; 3]),
+    /// So much of the fixed work that follows is done.
+    Scale(WorkScale),
     /// A run of rt-app.
     RtApp(RtApp),
     /// The rest is done by a new thread.
@@ -91,6 +96,8 @@ fn step(word: &str) -> Result<LoadStep> {
         "requests" => LoadStep::Requests(numbers(word, value)?),
         "frames" => LoadStep::Frames(numbers(word, value)?),
         "even" => LoadStep::Even(numbers(word, value)?),
+        "steady" => LoadStep::Steady(numbers(word, value)?),
+        "scale" => LoadStep::Scale(WorkScale::per_10_000(number()?)),
         "rt-app" => {
             let [run_us, period_us, count] = numbers(word, value)?;
             LoadStep::RtApp(RtApp {
@@ -126,6 +133,7 @@ where
 impl LoadLog {
     fn go_through(&mut self, steps: &[LoadStep]) -> Result<()> {
         let mut weights = Vec::new();
+        let mut scale = WorkScale::ALL;
         for (at, step) in steps.iter().enumerate() {
             match step {
                 LoadStep::Pin(cpus) => pin_to(cpus.as_slice())?,
@@ -136,10 +144,16 @@ impl LoadLog {
                 LoadStep::Calm(times) => Self::default().light(*times),
                 LoadStep::Io(times) => self.io(*times)?,
                 LoadStep::Weights(kib) => weights = jobs::weights(*kib),
-                LoadStep::Infer(count) => jobs::infer(self, &weights, *count),
-                LoadStep::Requests([turns, count]) => jobs::requests(self, *turns, *count)?,
-                LoadStep::Frames(times) => jobs::frames(self, *times, jobs::FRAMES),
-                LoadStep::Even(times) => jobs::frames(self, *times, jobs::EVEN),
+                LoadStep::Infer(count) => jobs::infer(self, &weights, *count, scale),
+                LoadStep::Requests([turns, count]) => {
+                    jobs::requests(self, scale.of(*turns), *count)?;
+                }
+                LoadStep::Frames(times) => jobs::frames(self, scaled(*times, scale), jobs::FRAMES),
+                LoadStep::Even(times) => jobs::frames(self, scaled(*times, scale), jobs::EVEN),
+                LoadStep::Steady(times) => {
+                    jobs::frames(self, scaled(*times, scale), jobs::STEADY_FRAMES);
+                }
+                LoadStep::Scale(share) => scale = *share,
                 LoadStep::Fifo => set_policy(&SchedAttr {
                     policy: SchedAttr::FIFO,
                     priority: 1,
@@ -177,6 +191,11 @@ impl LoadLog {
         }
         Ok(())
     }
+}
+
+/// Period, turns and count of frames of which so much work is done.
+fn scaled([period_us, turns, count]: [u64; 3], scale: WorkScale) -> [u64; 3] {
+    [period_us, scale.of(turns), count]
 }
 
 fn set_policy(attr: &SchedAttr) -> Result<()> {
@@ -281,6 +300,8 @@ mod tests {
             "io=4/5",
             "frames=6/7/8",
             "even=6/7/8",
+            "steady=6/7/8",
+            "scale=9500",
             "rt-app=9/10/11",
             "fresh",
             "fifo",
@@ -297,6 +318,8 @@ mod tests {
             LoadStep::Io([4, 5]),
             LoadStep::Frames([6, 7, 8]),
             LoadStep::Even([6, 7, 8]),
+            LoadStep::Steady([6, 7, 8]),
+            LoadStep::Scale(WorkScale::per_10_000(9500)),
             LoadStep::RtApp(RtApp {
                 run_us: 9,
                 period_us: 10,
@@ -328,6 +351,19 @@ mod tests {
         assert_eq!(log, LoadLog::default());
         log.go_through(&steps(&["light=1/1/3"]).unwrap()).unwrap();
         assert!(log.turns > 0);
+    }
+
+    #[test]
+    fn what_follows_a_scale_is_scaled() {
+        assert_eq!(
+            scaled([1, 20_000, 3], WorkScale::per_10_000(9_000)),
+            [1, 18_000, 3]
+        );
+        let mut log = LoadLog::default();
+        let of = |words: &[&str]| steps(words).unwrap();
+        log.go_through(&of(&["scale=1", "steady=1/20000/2"]))
+            .unwrap();
+        assert_eq!(log.frames.len(), 2);
     }
 
     #[test]
