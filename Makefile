@@ -3,7 +3,7 @@
 
 LAB = lab/start
 
-.PHONY: demo demo-qemu bench test test-long test-instrumented bench-paths figures packages release lab-shell lab-setup book \
+.PHONY: ablation demo demo-qemu bench test test-long test-instrumented bench-paths figures packages release lab-shell lab-setup book \
 	fuzz sanitize
 
 demo: ## the whole loop on an emulated Arm host, as a table
@@ -14,6 +14,9 @@ demo-qemu: ## the same with guests of Debian's own QEMU
 
 bench: ## ramps, work and energy of host, guest and guest with the bridge; SCENARIO=big-ramp for one, TOPOLOGY=4+3+1
 	@$(LAB) bench $(if $(TOPOLOGY),--topology $(TOPOLOGY)) $(SCENARIO)
+
+ablation: ## workloads on guests of which each has one ingredient of the bridge more, in hours; SCENARIO=demand.d90, TOPOLOGY=4+3+1
+	@$(LAB) ablation $(if $(TOPOLOGY),--topology $(TOPOLOGY)) $(SCENARIO)
 
 test: ## checks on the sources, the crates' tests, and the scenarios that find most soonest
 	@$(LAB) test

@@ -67,6 +67,9 @@ pub struct BenchArgs {
     /// Measure on this variant alone; may be repeated [default: host, vm, vm+bridge]
     #[arg(long, value_name = "VARIANT")]
     pub variant: Vec<Variant>,
+    /// Measure workloads on guests of which each has one ingredient of the bridge more
+    #[arg(long, conflicts_with = "variant")]
+    pub ablation: bool,
     /// Times that each scenario is measured, unless it has a lower maximum [default: 5; 9 for
     /// work's io]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
@@ -103,8 +106,14 @@ impl BenchArgs {
     }
 
     pub(crate) fn variants(&self) -> impl Iterator<Item = Variant> + Clone {
+        let asked = if self.ablation {
+            Variant::ABLATION
+        } else {
+            &self.variant
+        };
         let all = Variant::ALL.into_iter();
-        all.filter(|one| one.is_asked(&self.variant))
+        let there = |one: &Variant| !(self.ablation && self.qemu.is_some()) || one.is_for_qemu();
+        all.filter(|one| one.is_asked(asked)).filter(there)
     }
 
     /// Whether a guest has the bridge.
@@ -135,6 +144,30 @@ mod tests {
         assert!(!needs(&["--variant", "host"]));
         assert!(needs(&["--variant", "host", "--variant", "vm"]));
         assert!(needs(&[]));
+    }
+
+    #[test]
+    fn an_ablation_has_the_variants_that_the_vmm_has() {
+        let of = |options: &[&str]| {
+            let words = ["bench", "--ablation"].iter().chain(options);
+            let args = Bench::parse_from(words).args;
+            args.variants().map(Variant::name).collect::<Vec<_>>()
+        };
+        let run = of(&[]);
+        assert_eq!((run.len(), run[1], run[10]), (11, "plain", "vm+bridge"));
+        let qemu = of(&["--qemu", "/bin/qemu"]);
+        let expected = [
+            "host",
+            "plain",
+            "pinned",
+            "vm",
+            "opps",
+            "cur_perf",
+            "sum",
+            "vm+bridge",
+        ];
+        assert_eq!(qemu, expected);
+        assert!(Bench::try_parse_from(["bench", "--ablation", "--variant", "vm"]).is_err());
     }
 
     #[test]

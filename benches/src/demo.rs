@@ -22,6 +22,7 @@ use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, keep_aside};
 use crate::machine::{BenchMachine, Cluster};
 use crate::undo;
+use crate::variant::mirror;
 
 /// A new clamp is in force at the scheduler's next event, at the latest a tick later.
 const TICKS: Duration = Duration::from_millis(40);
@@ -128,7 +129,7 @@ pub fn try_opps(args: &GuestArgs, base: u64) -> Result<Option<Findings>> {
     let seconds = rows.sum::<usize>() * 3 / 10;
     eprintln!("vcpufreq: every OPP of each cluster takes about {seconds} s after the boot");
     let options = ["--clamp", "exact"];
-    let mut guest = Guest::boot(&tried, Some(&options), CMDLINE, args)?;
+    let mut guest = Guest::boot(&tried, (mirror(Some(&[])), &options), CMDLINE, args)?;
     let kernel = guest.console.ask("read /proc/sys/kernel/osrelease")?;
     let root = HostRoot::default();
     let floors = floors(&root, &HostCpus::read(&root));

@@ -14,6 +14,7 @@ use crate::args::GuestArgs;
 use crate::load_client::LoadClient;
 use crate::machine::BenchMachine;
 use crate::piped::{child, threads};
+use crate::variant::{GuestShape, VcpuPins};
 
 /// A guest and the threads of its vCPUs, by the pCPU that each is pinned to.
 #[derive(Debug)]
@@ -27,16 +28,16 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots it, with these options of the bridge if it has that, and more words for its command
-    /// line.
+    /// Boots it, with the options of the bridge for all guests, and more words for its command line.
     pub fn boot(
         machine: &BenchMachine,
-        bridge: Option<&[&str]>,
+        (shape, for_all): (GuestShape, &[&str]),
         words: &str,
         args: &GuestArgs,
     ) -> Result<Self> {
         let words = format!("{} {words}", args.guest_cmdline);
-        let mut console = LoadClient::start(command(machine, bridge, words.trim(), args)?)?;
+        let shaped = (shape, for_all);
+        let mut console = LoadClient::start(command(machine, shaped, words.trim(), args)?)?;
         for module in &args.guest_module {
             console.ask(&format!("insmod {module}"))?;
         }
@@ -64,7 +65,7 @@ impl Guest {
             .enumerate()
             .map(vcpu)
             .collect::<Result<Vec<_>>>()?;
-        if qemu.is_some() && bridge.is_none() {
+        if qemu.is_some() && shape.bridge.is_none() && shape.pins == VcpuPins::Own {
             // Nothing else binds them.
             for (pcpu, tid) in &vcpus {
                 pin_thread(*tid, &[*pcpu])?;
@@ -76,7 +77,7 @@ impl Guest {
             processes,
         };
         guest.reserve_as_host();
-        if bridge.is_some() {
+        if shape.bridge.is_some() {
             guest.console.ask("read /sys/devices/system/cpu/cpufreq/policy0/scaling_governor")
                 .context("the guest has no cpufreq driver; its kernel needs CONFIG_CPUFREQ_VIRT, or name --kernel, --initrd and the driver's --guest-module")?;
         }
@@ -108,10 +109,10 @@ fn fair_server(cpu: impl std::fmt::Display) -> String {
     format!("{SCHED_DEBUG}/fair_server/cpu{cpu}/runtime")
 }
 
-/// `vcpufreq run`, or `vcpufreq qemu`, with a vCPU pinned to each pCPU, mirroring it.
+/// `vcpufreq run`, or `vcpufreq qemu`, with as many vCPUs as there are pCPUs.
 fn command(
     machine: &BenchMachine,
-    bridge: Option<&[&str]>,
+    (shape, for_all): (GuestShape, &[&str]),
     cmdline: &str,
     args: &GuestArgs,
 ) -> Result<Command> {
@@ -125,7 +126,7 @@ fn command(
     let qemu = machine.guest.qemu.as_deref();
     let qemu = qemu.map(|qemu| qemu_command(qemu, machine, &cmdline));
     match qemu {
-        Some(qemu) if bridge.is_none() => return Ok(qemu),
+        Some(qemu) if shape.bridge.is_none() => return Ok(qemu),
         Some(_) => {
             command.arg("qemu");
         }
@@ -138,16 +139,20 @@ fn command(
                 .args(["--cmdline", &format!("console=ttyS0 {cmdline}")]);
         }
     }
-    command.args(["--host-topology", "--cpus", &cpus.len().to_string()]);
+    command.arg(format!("--host-topology={}", shape.topology));
+    command.args(["--cpus", &cpus.len().to_string()]);
     for (vcpu, pcpu) in cpus.iter().enumerate() {
-        command.arg("--pin").arg(format!("{vcpu}={pcpu}"));
-        command.args(table(machine, vcpu, *pcpu));
-    }
-    if let Some(options) = bridge {
-        command.args(options);
-        if qemu.is_none() {
-            command.args(["--path", &args.path]);
+        if shape.pins == VcpuPins::Own {
+            command.arg("--pin").arg(format!("{vcpu}={pcpu}"));
         }
+        if shape.topology {
+            command.args(table(machine, vcpu, *pcpu));
+        }
+    }
+    if let Some(own) = shape.bridge {
+        let path = ["--path", &args.path];
+        let path = if qemu.is_none() { &path[..] } else { &[] };
+        command.args(with_own(own, &[for_all, path].concat()));
         if let Some(parent) = &args.cgroup_parent {
             command.arg("--cgroup-parent").arg(parent);
         }
@@ -161,6 +166,15 @@ fn command(
             .args(qemu.get_args());
     }
     Ok(command)
+}
+
+/// A guest's own options, and those for all guests that it has not itself; each has a value.
+fn with_own<'a>(own: &[&'a str], for_all: &[&'a str]) -> Vec<&'a str> {
+    let others = for_all.chunks(2).filter(|option| !own.contains(&option[0]));
+    own.iter()
+        .copied()
+        .chain(others.flatten().copied())
+        .collect()
 }
 
 /// The option for a vCPU's table where its pCPU's is made up: `run` finds none on the host.
@@ -224,7 +238,7 @@ mod tests {
 
     use std::process::Command;
 
-    use super::{pin_living, runs_vcpu, table};
+    use super::{pin_living, runs_vcpu, table, with_own};
     use crate::measure_tests::machine;
 
     #[test]
@@ -234,6 +248,15 @@ mod tests {
         machine.clusters[1].made_up = true;
         let option = table(&machine, 0, 1);
         assert_eq!(option.as_deref(), Some("--table=0=700,2800"));
+    }
+
+    #[test]
+    fn a_guests_own_option_goes_before_that_of_all() {
+        let for_all = ["--clamp", "exact", "--path", "auto"];
+        assert_eq!(with_own(&[], &for_all), for_all);
+        let own = ["--path", "exit", "--sum=false"];
+        let both = ["--path", "exit", "--sum=false", "--clamp", "exact"];
+        assert_eq!(with_own(&own, &for_all), both);
     }
 
     #[test]

@@ -243,18 +243,11 @@ fn measure_in(
 
 fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
     let names = &args.scenario;
+    if names.is_empty() && args.ablation {
+        return Ok(WORKLOADS.iter().filter(|one| is_here(one, args)).collect());
+    }
     if names.is_empty() {
-        let own_ramdisk = args.guest.of_host || args.guest.kernel.is_none();
-        return Ok(SCENARIOS
-            .iter()
-            .filter(|one| match one.lacks(own_ramdisk) {
-                None => true,
-                Some(why) => {
-                    eprintln!("vcpufreq: {} is left out: {why}", one.title());
-                    false
-                }
-            })
-            .collect());
+        return Ok(SCENARIOS.iter().filter(|one| is_here(one, args)).collect());
     }
     let all = || SCENARIOS.iter().chain(WORKLOADS);
     let mut known: Vec<&str> = all().map(|one| one.name).collect();
@@ -264,7 +257,25 @@ fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
         anyhow::bail!("no scenario '{unknown}'; there are: {}", known.join(", "));
     }
     let asked = |one: &&Scenario| names.iter().any(|name| one.is_called(name));
-    Ok(all().filter(asked).collect())
+    let chosen: Vec<_> = all().filter(asked).collect();
+    let measures = |variant: Variant| chosen.iter().any(|one| one.is_for(variant));
+    if let Some(variant) = args.variants().find(|variant| !measures(*variant)) {
+        anyhow::bail!(
+            "none of these scenarios is measured on {}; name another one with --scenario",
+            variant.name()
+        );
+    }
+    Ok(chosen)
+}
+
+/// Whether a scenario can be measured here; a line if it can't.
+fn is_here(scenario: &Scenario, args: &BenchArgs) -> bool {
+    let own_ramdisk = args.guest.of_host || args.guest.kernel.is_none();
+    let lacks = scenario.lacks(own_ramdisk);
+    if let Some(why) = &lacks {
+        eprintln!("vcpufreq: {} is left out: {why}", scenario.title());
+    }
+    lacks.is_none()
 }
 
 #[cfg(test)]

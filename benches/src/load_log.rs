@@ -16,19 +16,20 @@ pub struct Mark {
 }
 
 /// The marks of a log. `offset_ns` makes host's time of the load's, `pcpu_of`
-/// gives the pCPU of a CPU of the load's.
+/// gives the pCPU of a CPU of the load's at a moment of the host's, in µs.
 pub fn marks(
     log: &LoadLog,
     offset_ns: i64,
-    pcpu_of: impl Fn(usize) -> Option<u32>,
+    pcpu_of: impl Fn(usize, u64) -> Option<u32>,
 ) -> Result<Vec<Mark>> {
     let mark = |stamp: &vcpufreq_load::load_log::Stamp| {
         let wrong = || format!("{stamp:?} of the load program");
         let ns = i64::try_from(stamp.ns)? + offset_ns;
+        let us = u64::try_from(ns / 1000).with_context(wrong)?;
         Ok(Mark {
             name: stamp.name.clone(),
-            us: u64::try_from(ns / 1000).with_context(wrong)?,
-            cpu: pcpu_of(stamp.cpu).with_context(wrong)?,
+            us,
+            cpu: pcpu_of(stamp.cpu, us).with_context(wrong)?,
         })
     };
     log.marks.iter().map(mark).collect()
@@ -59,7 +60,7 @@ mod tests {
                 r#"{{"tid":4,"turns":8,"marks":[{{"name":"start","ns":5000,"cpu":{cpu}}}],"figures":{{}},"frames":[]}}"#
             );
             let log = serde_json::from_str(&text).unwrap();
-            marks(&log, 1_000, |cpu| (cpu == 1).then_some(6))
+            marks(&log, 1_000, |cpu, us| (cpu == 1 && us == 6).then_some(6))
         };
         let start = Mark {
             name: "start".to_owned(),

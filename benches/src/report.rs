@@ -53,7 +53,7 @@ impl BenchReport {
             "host_kernel": machine.kernel, "board": machine.board, "governor": SCHEDUTIL,
             "clusters": clusters, "repeats": args.repeats.unwrap_or(PLAIN.repeats),
             "path": args.guest.path, "qemu": args.qemu, "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
-            "vcpus": "one for each pCPU, pinned to it, with its capacity",
+            "vcpus": "one for each pCPU, pinned to it, with its capacity; of plain and pinned without, of plain not pinned",
             "periodic_work_us": duty_cycle::DUTIES.map(|duty| duty_cycle::run_us(duty, machine.big())),
             "work_load": SCENARIOS.iter().filter(|one| one.name == "work" && one.hold == Hold::No)
                 .map(|one| (one.case, one.steps.concat())).collect::<BTreeMap<_, _>>(),

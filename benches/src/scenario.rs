@@ -152,7 +152,9 @@ impl Hold {
 impl Scenario {
     /// Whether it is measured on this variant.
     pub fn is_for(&self, variant: Variant) -> bool {
-        self.only.is_none_or(|only| only == variant)
+        // Only these don't ask where the load is.
+        let anywhere = self.equal_cycles || variant.stays();
+        anywhere && self.only.is_none_or(|only| only == variant)
     }
 
     /// The guests that it needs: more words for the command line, and whether there are two.

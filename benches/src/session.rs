@@ -19,7 +19,7 @@ use crate::rest::{Rounds, SideAboveMinimum, settled};
 use crate::scenario::{Hold, Scenario, expanded};
 use crate::scx::ScxProcess;
 use crate::target_sampler::{TargetSampler, means};
-use crate::trace::RepeatTrace;
+use crate::trace::{RepeatEvents, RepeatTrace};
 use crate::variant::Variant;
 
 /// Rounds of wake-ups until the governors are given up on, where each changes something.
@@ -61,10 +61,9 @@ impl<'a> Session<'a> {
             .transpose()?;
         let host = LoadClient::on_host()?;
         let clamp = ["--clamp", &args.clamp];
-        let bridge = variant.bridge().map(|more| [&clamp, more].concat());
         let guest = |wanted: bool| -> Result<_> {
-            let wanted = wanted && variant != Variant::Host;
-            let guest = wanted.then(|| Guest::boot(machine, bridge.as_deref(), words, &args.guest));
+            let shape = variant.guest().filter(|_| wanted);
+            let guest = shape.map(|one| Guest::boot(machine, (one, &clamp), words, &args.guest));
             guest.transpose()
         };
         let (guest, second) = (guest(true)?, guest(two)?);
@@ -200,9 +199,9 @@ impl<'a> Session<'a> {
         let mut first = first.context("a scenario without a thread")?;
         first.figure("turns", first.turns);
         let mut observed = Observed {
-            seen,
-            marks: marks(&first, offset, |cpu| self.pcpu_of(cpu))?,
+            marks: marks(&first, offset, |cpu, us| self.pcpu_of(cpu, &seen, us))?,
             frames: frames(&first, offset)?,
+            seen,
             figures: first.figures,
             threads,
             targets: None,
@@ -217,12 +216,18 @@ impl<'a> Session<'a> {
         Ok(observed)
     }
 
-    /// The pCPU of a CPU of the load's.
-    fn pcpu_of(&self, cpu: usize) -> Option<u32> {
-        match &self.guest {
-            Some(guest) => guest.vcpus.get(cpu).map(|(pcpu, _)| *pcpu),
-            None => u32::try_from(cpu).ok(),
-        }
+    /// The pCPU of a CPU of the load's at a moment: where the host chooses, the one that last ran the
+    /// vCPU's thread.
+    fn pcpu_of(&self, cpu: usize, seen: &RepeatEvents, us: u64) -> Option<u32> {
+        let Some(guest) = &self.guest else {
+            return u32::try_from(cpu).ok();
+        };
+        let (own, thread) = guest.vcpus.get(cpu)?;
+        let ran = || seen.ran_on(*thread, us);
+        Some(*own)
+            .filter(|_| self.variant.stays())
+            .or_else(ran)
+            .or(Some(*own))
     }
 
     /// Starts the scenario's threads, and waits for all; their names.

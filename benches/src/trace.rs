@@ -125,6 +125,14 @@ impl RepeatEvents {
         usize::try_from(offset / REGION_STRIDE).ok()
     }
 
+    /// The pCPU that last ran a thread at or before a moment in µs.
+    pub fn ran_on(&self, thread: i32, us: u64) -> Option<u32> {
+        let before = self.switches.iter().take_while(|one| one.time_us <= us);
+        // A switch away is of the same pCPU.
+        let of = |one: &&Switch| one.next.1 == thread || one.prev.1 == thread;
+        before.filter(of).last().map(|one| one.cpu)
+    }
+
     fn add(&mut self, line: &TraceLine, base: u64) -> Result<()> {
         match line.event {
             "cpu_frequency" => self.changes.push(FrequencyEvent::read(line)?),
@@ -165,6 +173,16 @@ mod tests {
         let seen = RepeatEvents::read(TEXT, 0x0a00_0000).unwrap();
         let requests: Vec<_> = seen.requests.iter().map(|one| one.value).collect();
         assert_eq!((seen.changes.len(), requests), (1, vec![2_800_000]));
+    }
+
+    #[test]
+    fn a_thread_is_where_it_last_ran() {
+        let text = "x-0 [001] d 1.000000: sched_switch: prev_comm=a prev_pid=0 prev_prio=120 prev_state=R ==> next_comm=v next_pid=7 next_prio=120\n\
+            x-0 [003] d 2.000000: sched_switch: prev_comm=a prev_pid=0 prev_prio=120 prev_state=R ==> next_comm=v next_pid=7 next_prio=120\n";
+        let seen = RepeatEvents::read(text, 0).unwrap();
+        let at = [999_999, 1_000_000, 1_999_999, 2_000_000].map(|us| seen.ran_on(7, us));
+        assert_eq!(at, [None, Some(1), Some(1), Some(3)]);
+        assert_eq!(seen.ran_on(8, 3_000_000), None);
     }
 
     #[test]

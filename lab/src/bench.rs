@@ -13,6 +13,10 @@ use crate::run::{DEFAULT_CPU, Options, bounds_hold};
 
 /// All scenarios take about so long on two CPUs.
 const ABOUT_S: u64 = 360;
+/// Real time that a bench may take: beside another emulated host, 4+3+1 took 1980 s on two cores.
+const LIMIT_S: u64 = 3600;
+/// The same of an ablation: 11 variants.
+const ABLATION_LIMIT_S: u64 = 12 * 3600;
 
 /// Runs `vcpufreq bench`, for these scenarios alone if there are any; whether all was measured,
 /// and is as it has to be.
@@ -22,15 +26,30 @@ pub fn run(
     topology: &str,
     scenarios: &[String],
 ) -> Result<bool> {
-    let names: Vec<&str> = std::iter::once("bench")
-        .chain(scenarios.iter().map(String::as_str))
-        .collect();
+    let words = [&["bench".to_owned()], scenarios].concat();
+    let (result, json) = measured(artifacts, repo, topology, (&words, LIMIT_S))?;
+    let text = |key: &str| result[key].as_str().unwrap_or_default();
+    out::text(repo, "ramp.html", text("html"))?;
+    out::write(repo, "ramp.json", json.clone())?;
+    if scenarios.is_empty() {
+        out::write(repo, &format!("bench-{topology}.json"), json.clone())?;
+    }
+    println!("out/ramp.json has the same figures, out/ramp.html shows them.");
+    Ok(json["bounds"].is_array() && bounds_hold(&json) && result["held"] == true)
+}
+
+/// Runs the bench with these words, and prints its table; its result and report.
+fn measured(
+    artifacts: &Artifacts,
+    repo: &Path,
+    topology: &str,
+    (words, limit_s): (&[String], u64),
+) -> Result<(Value, Value)> {
     let options = Options {
         topology: topology.to_owned(),
-        // Beside another emulated host, 4+3+1 took 1980 s on two cores.
-        limit_s: 3600,
-        about_s: scenarios.is_empty().then_some(ABOUT_S),
-        ..Options::of(&[&names.join(":")])
+        limit_s,
+        about_s: (words.len() == 1).then_some(ABOUT_S),
+        ..Options::of(&[&words.join(":")])
     };
     let report = options.report(artifacts, repo)?;
     let mut result = report.results.into_iter().next().context("no result")?;
@@ -45,11 +64,6 @@ pub fn run(
     }
     json["conditions"]["emulated"] = true.into();
     json["conditions"]["topology"] = topology.into();
-    out::text(repo, "ramp.html", text("html"))?;
-    out::write(repo, "ramp.json", json.clone())?;
-    if scenarios.is_empty() {
-        out::write(repo, &format!("bench-{topology}.json"), json.clone())?;
-    }
     eprintln!("{}", text("said"));
     println!(
         "\nEmulated Arm host, topology {topology}, Linux {}: {} repeats, or n of the report\n\n{}\n",
@@ -57,8 +71,25 @@ pub fn run(
         json["conditions"]["repeats"],
         text("table")
     );
-    println!("out/ramp.json has the same figures, out/ramp.html shows them.");
-    Ok(json["bounds"].is_array() && bounds_hold(&json) && result["held"] == true)
+    Ok((result, json))
+}
+
+/// Runs `vcpufreq bench --ablation`, for these scenarios alone if there are any: `out/ablation-*.json`.
+/// Guests without an ingredient are no failure: whether all was measured.
+pub fn ablation(
+    artifacts: &Artifacts,
+    repo: &Path,
+    topology: &str,
+    scenarios: &[String],
+) -> Result<bool> {
+    let words = ["bench", "--ablation"].map(str::to_owned);
+    let words = [&words, scenarios].concat();
+    let (result, json) = measured(artifacts, repo, topology, (&words, ABLATION_LIMIT_S))?;
+    out::write(repo, &format!("ablation-{topology}.json"), json)?;
+    println!(
+        "out/ablation-{topology}.json has the figures; make figures makes out/ablation.md of it."
+    );
+    Ok(result["held"] == true)
 }
 
 /// What an access costs by each path, as far as the emulated host tells: `out/paths-lab.json`.

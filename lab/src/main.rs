@@ -95,6 +95,14 @@ enum LabCommand {
         #[arg(long, default_value = "2+2")]
         topology: String,
     },
+    /// Measure workloads on guests of which each has one ingredient of the bridge more
+    Ablation {
+        /// These scenarios alone, and the bench's options
+        scenarios: Vec<String>,
+        /// Topology, as of run
+        #[arg(long, default_value = "2+2")]
+        topology: String,
+    },
     /// Run the tests: the short ones, or with --long the others
     Test {
         /// What takes longest: floods, kills, the bench's bounds, other kernels and topologies
@@ -195,6 +203,10 @@ fn carry_out(
             scenarios,
             topology,
         } => bench::run(artifacts, repo, &topology, &scenarios),
+        LabCommand::Ablation {
+            scenarios,
+            topology,
+        } => bench::ablation(artifacts, repo, &topology, &scenarios),
         LabCommand::Test {
             long,
             instrumented,

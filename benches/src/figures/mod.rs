@@ -5,6 +5,7 @@
 //! with the build that its figures are from. All inputs have to be of one
 //! build. A table whose input is missing stays as it is.
 
+mod ablation;
 mod bench;
 mod fuzz;
 mod holds;
@@ -63,6 +64,14 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("rt-loop", &["test-long.json"], rt::periodic_loop),
 ];
 
+/// What `make ablation` leaves, and the page that is made of it.
+const ABLATIONS: [&str; 3] = [
+    "ablation-2+2.json",
+    "ablation-4+3+1.json",
+    "ablation-pixel6.json",
+];
+const ABLATION_PAGE: &str = "ablation.md";
+
 /// The table of runs of several builds.
 const TIMES: &str = "times";
 
@@ -101,6 +110,14 @@ pub fn write_all(repo: &Path) -> Result<Vec<String>> {
         let benches: Vec<Value> = benches.into_iter().flatten().collect();
         fs::write(repo.join("docs/bench-figures.csv"), bench::csv(&benches))?;
     }
+    let ablations: Vec<Value> = ABLATIONS
+        .iter()
+        .filter_map(|name| inputs.get(name))
+        .collect();
+    if let Some(page) = ablation::page(&ablations, &inputs.build) {
+        fs::write(repo.join("out").join(ABLATION_PAGE), page)?;
+        lines.push(format!("written: out/{ABLATION_PAGE}"));
+    }
     Ok(lines)
 }
 
@@ -115,7 +132,7 @@ impl Inputs {
         let names = TABLES.iter().flat_map(|(_, files, _)| *files);
         let mut files = BTreeMap::new();
         let mut builds: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for name in names.chain(&["bench-pixel6.json"]) {
+        for name in names.chain(&["bench-pixel6.json"]).chain(&ABLATIONS) {
             let path = out.join(name);
             let Ok(text) = fs::read_to_string(&path) else {
                 continue;
