@@ -132,6 +132,7 @@ fn of_workload(report: &Value, one: &Scenario, metric: Metric, ticks_us: u64) ->
     let (name, variant, rule) = match metric {
         Metric::FrameTime(95) => (judged, BRIDGE, AtMost(1_030)),
         Metric::JobEnergy => (judged, BRIDGE, AtMost(1_030)),
+        Metric::JobScore => (judged, BRIDGE, AtLeast(970)),
         Metric::Late if !one.overloads => (name, "host", AtMost(HOST_LATE)),
         _ => return None,
     };
@@ -385,10 +386,16 @@ mod tests {
                 row("demand", "vm+bridge", "d90.frame_p95_to_host", Some(p95)),
                 row("demand", "vm+bridge", "d90.energy_to_host", Some(energy)),
                 row("demand", "vm+bridge", "d90.late", Some(999)),
+                row(
+                    "workload",
+                    "vm+bridge",
+                    "build.score_to_host",
+                    Some(2_000 - p95),
+                ),
                 // More than the host can do.
                 row("demand", "host", "d110.late", Some(999)),
             ];
-            assert_eq!(held(&rows), [wanted; 3], "{late}");
+            assert_eq!(held(&rows), [wanted; 4], "{late}");
         }
     }
 

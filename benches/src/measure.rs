@@ -102,7 +102,7 @@ impl Metric {
                 let uj = observed.energy_uj(machine, start.us, observed.mark("end")?.us)?;
                 per(observed.jobs()?, 1_000_000_000, uj)
             }
-            Self::FrameTime(_) | Self::Late | Self::Cycles | Self::JobEnergy => {
+            Self::FrameTime(_) | Self::Late | Self::Cycles | Self::JobScore | Self::JobEnergy => {
                 self.of_job(machine, observed)
             }
         }
@@ -117,6 +117,11 @@ impl Metric {
             Self::FrameTime(percent) => percentile(observed.frames_us(machine), percent),
             Self::Late => observed.late(machine),
             Self::Cycles => observed.job_us(machine),
+            Self::JobScore => {
+                let (from, to) = span()?;
+                let ns = observed.charged(machine, (from, to)).between(from, to);
+                per(observed.figure("done")?, 1_000_000_000, ns / 1000)
+            }
             Self::JobEnergy => Some(observed.charged(machine, span()?).pj? / 1_000_000),
             _ => None,
         }

@@ -59,16 +59,18 @@ pub enum Metric {
     Late,
     /// CPU time of the job as at full speed: its cycles.
     Cycles,
+    /// Jobs in 1000 s of the time that counts.
+    JobScore,
     /// Energy of all pCPUs from start to end, of the time that counts.
     JobEnergy,
 }
 
 impl Metric {
-    /// Whether a workload's is judged by its ratio to the host's: of a paced job how long frames take
-    /// and what they cost. It does its work anyway, and a share of late frames has no ratio where the
+    /// Whether a workload's is judged by its ratio to the host's: work and what it costs, and of a paced
+    /// job how long frames take. A paced one does its work anyway, and a share of late frames has no ratio where the
     /// host has none.
     pub fn is_judged(self) -> bool {
-        matches!(self, Self::FrameTime(_) | Self::JobEnergy)
+        matches!(self, Self::FrameTime(_) | Self::JobScore | Self::JobEnergy)
     }
 
     /// Name and unit in reports.
@@ -98,6 +100,7 @@ impl Metric {
             Self::FrameTime(percent) => return (format!("frame_p{percent}"), "us"),
             Self::Late => ("late", "permille"),
             Self::Cycles => ("cycles", "us"),
+            Self::JobScore => ("score", "1/ks"),
             Self::JobEnergy => ("energy", "uJ"),
         };
         (name.to_owned(), unit)

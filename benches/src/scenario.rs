@@ -225,12 +225,12 @@ impl Scenario {
         let is = |names: &[&str], word: &str| names.iter().any(|name| word.starts_with(name));
         if words
             .clone()
-            .any(|word| is(&["{duties/", "{edges/", "rt-app="], word))
+            .any(|word| is(&["{duties/", "{edges/", "rt-app"], word))
             && guest_of_host
         {
             return Some("its guest needs rt-app in a ramdisk (--kernel, --initrd)".to_owned());
         }
-        let io = words.any(|word| is(&["io=", "requests="], word));
+        let io = words.any(|word| is(&["io=", "requests=", "disk="], word));
         match Path::new(IO_DEVICE).exists() {
             _ if !io => None,
             true => other_null_blk(Path::new("/")),

@@ -14,12 +14,19 @@ use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 use crate::answer;
 use crate::commands::serve;
 use crate::signals::tidy_up_on_signals;
+use crate::teams;
 
-/// Carries out the commands on stdin. As the first process of a guest it mounts what it reads, and
+/// Carries out the commands on stdin, or with `turns N` does so many, as a process of a build. As the first process of a guest it mounts what it reads, and
 /// powers off at the end.
 pub fn run() -> ExitCode {
     if std::process::id() == 1 {
         first_process();
+    }
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let [word, count] = &words[..] {
+        if word == teams::TURNS {
+            return teams::turns(count);
+        }
     }
     match tidy_up_on_signals().and_then(|()| serve()) {
         Ok(()) => ExitCode::SUCCESS,

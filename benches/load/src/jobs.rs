@@ -15,7 +15,7 @@ use crate::load_log::LoadLog;
 use crate::work::{now_ns, spin};
 
 /// Multiplications of one inference, the same for all sizes of weights.
-const MULTIPLICATIONS: u64 = 1 << 20;
+pub const MULTIPLICATIONS: u64 = 1 << 20;
 /// Weights from one to the next that is used: a cache line of f32 and one, so
 /// that all of them are used in turn.
 const STRIDE: usize = 17;
@@ -61,13 +61,14 @@ pub fn infer(log: &mut LoadLog, weights: &[f32], count: u64, scale: WorkScale) {
     let multiplications = scale.of(MULTIPLICATIONS);
     for _ in 0..count {
         let cpu = sched_getcpu().unwrap_or(0);
-        black_box(forward(weights, multiplications));
+        forward_part(weights, multiplications);
         on_if_moved(log, cpu);
     }
     log.figure("done", count);
 }
 
-fn forward(weights: &[f32], multiplications: u64) -> f32 {
+/// So many multiplications of an inference.
+pub fn forward_part(weights: &[f32], multiplications: u64) {
     let mask = weights.len().saturating_sub(1);
     let (mut at, mut sum) = (0_usize, 0.0_f32);
     for _ in 0..multiplications {
@@ -76,7 +77,7 @@ fn forward(weights: &[f32], multiplications: u64) -> f32 {
         sum = black_box(sum.mul_add(0.5, weight));
         at += STRIDE;
     }
-    sum
+    black_box(sum);
 }
 
 /// So many times: a read from the device, then work.

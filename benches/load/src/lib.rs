@@ -14,8 +14,10 @@ pub mod load_log;
 pub mod phases;
 mod registers;
 mod rt_app;
+mod rt_app_file;
 pub mod settle;
 mod signals;
+mod teams;
 pub mod work;
 
 pub use device::{IO_DEVICE, NULL_BLK, other_null_blk};

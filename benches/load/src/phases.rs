@@ -8,7 +8,9 @@
 //! `rt-app=RUN_US/PERIOD_US/COUNT` on the CPU that the thread is on. `scale=N`: of the fixed work that
 //! follows, N ten-thousandths are done. What is logged: `load_log.rs`. `fifo` and
 //! `deadline=RUN_US/PERIOD_US` change the thread's policy: a `fresh` one's, which ends.
-//! `uclamp=MIN/MAX` is the thread's own clamp, until the next.
+//! `uclamp=MIN/MAX` is the thread's own clamp, until the next. Of several threads or processes:
+//! `rt-app-file=NAME`; `build=TURNS/COUNT/AT_ONCE`, processes; `weights=KIB` and then
+//! `team=THREADS/COUNT`, inferences; `disk=TURNS/COUNT/THREADS`, reads.
 
 use std::collections::BTreeMap;
 use std::num::ParseIntError;
@@ -26,6 +28,8 @@ use crate::device::BlockDevice;
 use crate::jobs::{self, WorkScale};
 use crate::load_log::LoadLog;
 use crate::rt_app::RtApp;
+use crate::rt_app_file::RtAppFile;
+use crate::teams;
 use crate::work::{now_ns, pin_to};
 
 /// One step of a load.
@@ -61,6 +65,14 @@ pub enum LoadStep {
     Scale(WorkScale),
     /// A run of rt-app.
     RtApp(RtApp),
+    /// A workload in a file of rt-app's.
+    RtAppFile(RtAppFile),
+    /// A build: processes of so many turns, so many, so many at once.
+    Build([u64; 3]),
+    /// By so many threads, so many inferences over the working set.
+    Team([u64; 2]),
+    /// Reads from a device, each before so many turns; so many by each of so many threads.
+    Disk([u64; 3]),
     /// The rest is done by a new thread.
     Fresh,
     /// In SCHED_FIFO from now on.
@@ -106,6 +118,10 @@ fn step(word: &str) -> Result<LoadStep> {
                 count: usize::try_from(count)?,
             })
         }
+        "rt-app-file" => LoadStep::RtAppFile(RtAppFile::named(value)?),
+        "build" => LoadStep::Build(numbers(word, value)?),
+        "team" => LoadStep::Team(numbers(word, value)?),
+        "disk" => LoadStep::Disk(numbers(word, value)?),
         "fresh" => LoadStep::Fresh,
         "fifo" => LoadStep::Fifo,
         "deadline" => LoadStep::Deadline(numbers(word, value)?),
@@ -164,6 +180,14 @@ impl LoadLog {
                 }
                 LoadStep::Uclamp([min, max]) => set_policy(&SchedAttr::clamp(*min, *max))?,
                 LoadStep::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
+                LoadStep::RtAppFile(file) => file.carry_out(self, scale)?,
+                LoadStep::Build([turns, count, at_once]) => {
+                    teams::build(self, [scale.of(*turns), *count, *at_once])?;
+                }
+                LoadStep::Team(times) => teams::team(self, &weights, *times, scale)?,
+                LoadStep::Disk([turns, count, threads]) => {
+                    teams::disk(self, [scale.of(*turns), *count, *threads])?;
+                }
                 LoadStep::Fresh => {
                     let rest = steps[at + 1..].to_vec();
                     self.go_on_as(by_new_thread(rest)?);
@@ -303,6 +327,10 @@ mod tests {
             "steady=6/7/8",
             "scale=9500",
             "rt-app=9/10/11",
+            "rt-app-file=bursts",
+            "build=1/2/3",
+            "team=4/5",
+            "disk=6/7/8",
             "fresh",
             "fifo",
             "deadline=12/13",
@@ -325,6 +353,10 @@ mod tests {
                 period_us: 10,
                 count: 11,
             }),
+            LoadStep::RtAppFile(RtAppFile::named("bursts").unwrap()),
+            LoadStep::Build([1, 2, 3]),
+            LoadStep::Team([4, 5]),
+            LoadStep::Disk([6, 7, 8]),
             LoadStep::Fresh,
             LoadStep::Fifo,
             LoadStep::Deadline([12, 13]),
@@ -338,6 +370,8 @@ mod tests {
             "io=1",
             "frames=1/2",
             "uclamp=1",
+            "team=1/2/3",
+            "rt-app-file=none",
             "sloop=1",
         ] {
             assert!(steps(&[wrong]).is_err(), "{wrong}");
