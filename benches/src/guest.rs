@@ -142,8 +142,8 @@ fn command(
     command.arg(format!("--host-topology={}", shape.topology));
     command.args(["--cpus", &cpus.len().to_string()]);
     for (vcpu, pcpu) in cpus.iter().enumerate() {
-        if shape.pins == VcpuPins::Own {
-            command.arg("--pin").arg(format!("{vcpu}={pcpu}"));
+        if let Some(pcpus) = pins(machine, shape.pins, *pcpu) {
+            command.arg("--pin").arg(format!("{vcpu}={pcpus}"));
         }
         if shape.topology {
             command.args(table(machine, vcpu, *pcpu));
@@ -166,6 +166,18 @@ fn command(
             .args(qemu.get_args());
     }
     Ok(command)
+}
+
+/// The pCPUs that the vCPU of a pCPU may run on; `None` for all.
+fn pins(machine: &BenchMachine, pins: VcpuPins, pcpu: u32) -> Option<String> {
+    match pins {
+        VcpuPins::Anywhere => None,
+        VcpuPins::Own => Some(pcpu.to_string()),
+        VcpuPins::Cluster => {
+            let cpus = machine.cluster_of(pcpu)?.cpus.iter();
+            Some(cpus.map(u32::to_string).collect::<Vec<_>>().join(","))
+        }
+    }
 }
 
 /// A guest's own options, and those for all guests that it has not itself; each has a value.
@@ -238,7 +250,7 @@ mod tests {
 
     use std::process::Command;
 
-    use super::{pin_living, runs_vcpu, table, with_own};
+    use super::{VcpuPins, pin_living, pins, runs_vcpu, table, with_own};
     use crate::measure_tests::machine;
 
     #[test]
@@ -257,6 +269,16 @@ mod tests {
         let own = ["--path", "exit", "--sum=false"];
         let both = ["--path", "exit", "--sum=false", "--clamp", "exact"];
         assert_eq!(with_own(&own, &for_all), both);
+    }
+
+    #[test]
+    fn vcpus_are_pinned_to_a_pcpu_or_a_cluster_or_not() {
+        let mut machine = machine();
+        machine.clusters[1].cpus = vec![1, 2];
+        let of = |how| pins(&machine, how, 2);
+        assert_eq!(of(VcpuPins::Own).as_deref(), Some("2"));
+        assert_eq!(of(VcpuPins::Cluster).as_deref(), Some("1,2"));
+        assert_eq!(of(VcpuPins::Anywhere), None);
     }
 
     #[test]

@@ -102,9 +102,12 @@ impl Metric {
                 let uj = observed.energy_uj(machine, start.us, observed.mark("end")?.us)?;
                 per(observed.jobs()?, 1_000_000_000, uj)
             }
-            Self::FrameTime(_) | Self::Late | Self::Cycles | Self::JobScore | Self::JobEnergy => {
-                self.of_job(machine, observed)
-            }
+            Self::FrameTime(_)
+            | Self::Late
+            | Self::Cycles
+            | Self::JobScore
+            | Self::Fairness
+            | Self::JobEnergy => self.of_job(machine, observed),
         }
     }
 }
@@ -121,6 +124,13 @@ impl Metric {
                 let (from, to) = span()?;
                 let ns = observed.charged(machine, (from, to)).between(from, to);
                 per(observed.figure("done")?, 1_000_000_000, ns / 1000)
+            }
+            Self::Fairness => {
+                let [own, twin] = [
+                    observed.figure("pace_ns")?,
+                    observed.figure("twin_pace_ns")?,
+                ];
+                per(own.min(twin), 1000, own.max(twin))
             }
             Self::JobEnergy => Some(observed.charged(machine, span()?).pj? / 1_000_000),
             _ => None,

@@ -61,6 +61,8 @@ pub enum Metric {
     Cycles,
     /// Jobs in 1000 s of the time that counts.
     JobScore,
+    /// Of two equal loads, the time of the faster one against the slower one's, in per mille.
+    Fairness,
     /// Energy of all pCPUs from start to end, of the time that counts.
     JobEnergy,
 }
@@ -101,6 +103,7 @@ impl Metric {
             Self::Late => ("late", "permille"),
             Self::Cycles => ("cycles", "us"),
             Self::JobScore => ("score", "1/ks"),
+            Self::Fairness => ("fairness", "permille"),
             Self::JobEnergy => ("energy", "uJ"),
         };
         (name.to_owned(), unit)

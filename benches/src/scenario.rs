@@ -26,6 +26,8 @@ pub struct Scenario {
     pub beside: Option<&'static str>,
     /// That thread is in a second guest, where the load is in a guest.
     pub beside_in_guest: bool,
+    /// The load is there twice: in a second guest too, where it is in a guest.
+    pub twin: bool,
     /// What the frequencies of all pCPUs are held at.
     pub hold: Hold,
     /// Speed follows frequency, where that has to be switched on.
@@ -58,6 +60,7 @@ pub const PLAIN: Scenario = Scenario {
     steps: &[],
     beside: None,
     beside_in_guest: false,
+    twin: false,
     hold: Hold::No,
     speed: false,
     equal_cycles: false,
@@ -159,7 +162,7 @@ impl Scenario {
 
     /// The guests that it needs: more words for the command line, and whether there are two.
     pub fn guests(&self) -> (&'static str, bool) {
-        (self.cmdline, self.beside_in_guest)
+        (self.cmdline, self.beside_in_guest || self.twin)
     }
 
     /// How often it is measured where so many repeats are asked for.
@@ -192,6 +195,7 @@ impl Scenario {
         Self {
             place: CpuSelection::Big,
             hold: Hold::Max,
+            twin: false,
             ..*self
         }
     }

@@ -39,6 +39,8 @@ pub struct Session<'a> {
     guest: Option<Guest>,
     /// What runs beside the load in a guest of its own.
     second: Option<Guest>,
+    /// The same on the host alone, in a process of its own: rt-app's files are a process's.
+    second_host: Option<LoadClient>,
     /// By what a job's work in a guest is scaled.
     scale: u64,
     /// What the last settled state left above its minimum.
@@ -67,12 +69,15 @@ impl<'a> Session<'a> {
             guest.transpose()
         };
         let (guest, second) = (guest(true)?, guest(two)?);
+        let alone = two && variant == Variant::Host;
+        let second_host = alone.then(LoadClient::on_host).transpose()?;
         Ok(Self {
             machine,
             variant,
             host,
             guest,
             second,
+            second_host,
             scale: ALL_WORK,
             rest: Vec::new(),
             scx,
@@ -159,6 +164,7 @@ impl<'a> Session<'a> {
         for guest in [self.guest, self.second].into_iter().flatten() {
             guest.console.end()?;
         }
+        self.second_host.map_or(Ok(()), LoadClient::end)?;
         self.host.end()
     }
 
@@ -177,13 +183,16 @@ impl<'a> Session<'a> {
             let steps = Self::steps(self.machine, self.second.as_ref(), scenario, (beside, 0));
             self.client_beside().ask(&format!("start beside {steps}"))?;
         }
-        let names = self.carry_out(scenario, repeat)?;
+        let [names, twins] = self.carry_out(scenario, repeat)?;
         trace.stop()?;
         // What follows isn't measured: it need not be as slow.
         drop(speed);
         let client = self.client();
         let joined = names.iter().map(|name| client.ask(&format!("join {name}")));
         let joined = joined.collect::<Result<Vec<_>>>()?;
+        let beside = self.client_beside();
+        let twins = twins.iter().map(|name| beside.ask(&format!("join {name}")));
+        let twins = twins.collect::<Result<Vec<_>>>()?;
         let seen = trace.seen()?;
         if scenario.beside.is_some() {
             self.client_beside().ask("join beside")?;
@@ -198,6 +207,10 @@ impl<'a> Session<'a> {
         let first = logs.into_iter().next();
         let mut first = first.context("a scenario without a thread")?;
         first.figure("turns", first.turns);
+        first.figure("pace_ns", pace_ns(&first));
+        if let Some(twin) = twins.first() {
+            first.figure("twin_pace_ns", pace_ns(&read(twin)?));
+        }
         let mut observed = Observed {
             marks: marks(&first, offset, |cpu, us| self.pcpu_of(cpu, &seen, us))?,
             frames: frames(&first, offset)?,
@@ -230,31 +243,46 @@ impl<'a> Session<'a> {
             .or(Some(*own))
     }
 
-    /// Starts the scenario's threads, and waits for all; their names.
-    fn carry_out(&mut self, scenario: &Scenario, repeat: u32) -> Result<Vec<String>> {
-        let rows: Vec<String> = scenario
-            .steps
-            .iter()
-            .map(|steps| {
-                let guest = self.guest.as_ref();
-                let steps = Self::steps(self.machine, guest, scenario, (steps, repeat));
-                match (guest, self.scale) {
-                    (None, _) | (_, ALL_WORK) => steps,
-                    (Some(_), scale) => format!("scale={scale} {steps}"),
-                }
-            })
-            .collect();
-        let client = self.client();
-        let names: Vec<String> = (0..rows.len())
-            .map(|number| format!("{}{number}", scenario.name))
-            .collect();
-        for (name, steps) in names.iter().zip(rows) {
-            client.ask(&format!("start {name} {steps}"))?;
+    /// Starts the scenario's threads, and their twins if there are any, and waits for all; their names.
+    fn carry_out(&mut self, scenario: &Scenario, repeat: u32) -> Result<[Vec<String>; 2]> {
+        let scaled = |guest: Option<&Guest>, steps: &str| {
+            let steps = Self::steps(self.machine, guest, scenario, (steps, repeat));
+            match (guest, self.scale) {
+                (None, _) | (_, ALL_WORK) => steps,
+                (Some(_), scale) => format!("scale={scale} {steps}"),
+            }
+        };
+        let rows = |guest: Option<&Guest>| -> Vec<String> {
+            scenario
+                .steps
+                .iter()
+                .map(|steps| scaled(guest, steps))
+                .collect()
+        };
+        let own = rows(self.guest.as_ref());
+        let twins = match scenario.twin {
+            true => rows(self.second.as_ref()),
+            false => Vec::new(),
+        };
+        let names = |kind: &str, rows: &[String]| -> Vec<String> {
+            (0..rows.len())
+                .map(|number| format!("{}{kind}{number}", scenario.name))
+                .collect()
+        };
+        let (names, twin_names) = (names("", &own), names("-twin", &twins));
+        for (name, steps) in names.iter().zip(own) {
+            self.client().ask(&format!("start {name} {steps}"))?;
+        }
+        for (name, steps) in twin_names.iter().zip(twins) {
+            self.client_beside().ask(&format!("start {name} {steps}"))?;
         }
         for name in &names {
-            client.ask(&format!("wait {name}"))?;
+            self.client().ask(&format!("wait {name}"))?;
         }
-        Ok(names)
+        for name in &twin_names {
+            self.client_beside().ask(&format!("wait {name}"))?;
+        }
+        Ok([names, twin_names])
     }
 
     /// The load program that carries the scenario's load.
@@ -267,9 +295,10 @@ impl<'a> Session<'a> {
 
     /// The load program that carries what runs beside it.
     fn client_beside(&mut self) -> &mut LoadClient {
-        match &mut self.second {
-            Some(guest) => &mut guest.console,
-            None => &mut self.host,
+        match (&mut self.second, &mut self.second_host) {
+            (Some(guest), _) => &mut guest.console,
+            (None, Some(host)) => host,
+            (None, None) => &mut self.host,
         }
     }
 
@@ -355,7 +384,9 @@ impl<'a> Session<'a> {
     fn keep_aside(&self, cpu: u32) -> Result<()> {
         let guests = [&self.guest, &self.second].into_iter().flatten();
         let guests = guests.flat_map(|guest| guest.processes.clone());
-        keep_aside(guests.chain([std::process::id(), self.host.pid()]), cpu)
+        let hosts = self.second_host.iter().map(LoadClient::pid);
+        let own = [std::process::id(), self.host.pid()];
+        keep_aside(guests.chain(hosts).chain(own), cpu)
     }
 
     /// What to add to the load's clock for the host's, and how far that can
@@ -383,6 +414,43 @@ impl<'a> Session<'a> {
     }
 }
 
+/// How long a load took for each of its frames in the mean, or for all of its work, in ns.
+fn pace_ns(log: &LoadLog) -> u64 {
+    let frames: u64 = log.frames.iter().map(|frame| frame.ns).sum();
+    let at = |name: &str| {
+        log.marks
+            .iter()
+            .find(|mark| mark.name == name)
+            .map(|mark| mark.ns)
+    };
+    let all = || Some(at("end")?.saturating_sub(at("start")?));
+    let mean = u64::try_from(log.frames.len())
+        .ok()
+        .and_then(|count| frames.checked_div(count));
+    mean.or_else(all).unwrap_or_default()
+}
+
 fn texts(above: &[SideAboveMinimum]) -> Vec<String> {
     above.iter().map(SideAboveMinimum::text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    //! A load's pace is that of its frames, else the time from start to end.
+
+    use super::*;
+
+    #[test]
+    fn a_load_without_frames_takes_its_time() {
+        let mut log = LoadLog::default();
+        assert_eq!(pace_ns(&log), 0);
+        for name in ["start", "end"] {
+            log.mark(name);
+        }
+        (log.marks[0].ns, log.marks[1].ns) = (1_000, 5_000);
+        assert_eq!(pace_ns(&log), 4_000);
+        log.frame(0, 10);
+        log.frame(100, 120);
+        assert_eq!(pace_ns(&log), 15);
+    }
 }

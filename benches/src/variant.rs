@@ -34,6 +34,10 @@ pub enum Variant {
     Max,
     /// As `vm+bridge`; the guest reads its own requests, and nothing of the pCPU's frequency.
     Request,
+    /// With the bridge, and vCPUs that the host places anywhere.
+    Unpinned,
+    /// As `vm+bridge`, but that the host places each vCPU within a cluster.
+    Clustered,
 }
 
 /// Where a guest's vCPUs may run.
@@ -41,6 +45,8 @@ pub enum Variant {
 pub enum VcpuPins {
     /// Where the host chooses.
     Anywhere,
+    /// Within a cluster.
+    Cluster,
     /// Each on a pCPU of its own.
     Own,
 }
@@ -67,7 +73,7 @@ pub const fn mirror(bridge: Option<&'static [&'static str]>) -> GuestShape {
 
 impl Variant {
     /// In the order in which they are measured.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Host,
         Self::Plain,
         Self::Pinned,
@@ -81,6 +87,8 @@ impl Variant {
         Self::VmBridge,
         Self::Max,
         Self::Request,
+        Self::Unpinned,
+        Self::Clustered,
     ];
 
     /// The host, and guests of which each has one ingredient more.
@@ -119,6 +127,8 @@ impl Variant {
             Self::VmBridge => "vm+bridge",
             Self::Max => "max",
             Self::Request => "request",
+            Self::Unpinned => "unpinned",
+            Self::Clustered => "clustered",
         }
     }
 
@@ -152,6 +162,14 @@ impl Variant {
             Self::VmBridge => mirror(Some(&[])),
             Self::Max => mirror(Some(&["--sum=false"])),
             Self::Request => mirror(Some(&["--cur-perf", "request"])),
+            Self::Unpinned => GuestShape {
+                bridge: Some(&[]),
+                ..unlike(VcpuPins::Anywhere)
+            },
+            Self::Clustered => GuestShape {
+                pins: VcpuPins::Cluster,
+                ..mirror(Some(&[]))
+            },
         })
     }
 
@@ -163,6 +181,6 @@ impl Variant {
     /// Whether each vCPU stays on one pCPU, so that what runs on one shows on the other.
     pub fn stays(self) -> bool {
         let pins = self.guest().map(|guest| guest.pins);
-        pins != Some(VcpuPins::Anywhere)
+        pins.is_none_or(|pins| pins == VcpuPins::Own)
     }
 }

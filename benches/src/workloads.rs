@@ -49,7 +49,33 @@ pub const WORKLOADS: &[Scenario] = &[
         &["weights=1024 {start_unpinned} team=4/24 mark=end"],
     ),
     unpaced("disk", &["{start_unpinned} disk=60000/40/4 mark=end"]),
+    twice(
+        paced("", &["{start_unpinned} rt-app-file=game60 mark=end"]),
+        "game60_twice",
+        &[
+            Metric::FrameTime(95),
+            Metric::Late,
+            Metric::JobEnergy,
+            Metric::Fairness,
+        ],
+    ),
+    twice(
+        unpaced("", &["{start_unpinned} build=400000/60/4 mark=end"]),
+        "build_twice",
+        &[Metric::JobScore, Metric::JobEnergy, Metric::Fairness],
+    ),
 ];
+
+/// Two guests' vCPUs on the pCPUs of one.
+const fn twice(one: Scenario, case: &'static str, metrics: &'static [Metric]) -> Scenario {
+    Scenario {
+        case,
+        twin: true,
+        overloads: true,
+        metrics,
+        ..one
+    }
+}
 
 /// Work that is allowed a tenth of a big CPU, and on the host takes about as long as the frames.
 const BACKGROUND: &str = "pin={first} {calm} uclamp=0/110 sleep=400000 pin={all} sleep=100000 even=2000000/12000000/1 uclamp=0/1024";
