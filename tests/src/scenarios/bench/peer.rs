@@ -58,6 +58,8 @@ const ALL: &[PeerMetric] = &[
     ("work_with_driver_to_without", work),
     BELOW,
     DIPS,
+    // Last, so that it includes what the others leave.
+    LATER,
 ];
 const LATER: PeerMetric = ("own_after_an_hour", |guest| {
     sleep(HOUR);
@@ -71,17 +73,15 @@ fn guests(policies: &[Policy]) -> Vec<(PeerVmm, Vec<PeerMetric>)> {
         clamp,
         actuator,
     };
-    // Last, so that it includes what the others leave. The path `bpf` keeps the most.
-    let with_later = || [ALL, &[LATER]].concat();
     let mut guests = vec![
         (ours("exit", "floor", "auto"), ALL.to_vec()),
         (ours("ioeventfd", "floor", "auto"), ALL.to_vec()),
-        (ours("bpf", "floor", "auto"), with_later()),
+        (ours("bpf", "floor", "auto"), ALL.to_vec()),
         (ours("exit", "floor", "thread"), vec![DIPS]),
         (ours("bpf", "exact", "auto"), vec![EXACT]),
     ];
     if Path::new(CROSVM).exists() {
-        guests.push((PeerVmm::Crosvm, with_later()));
+        guests.push((PeerVmm::Crosvm, ALL.to_vec()));
         guests.push((PeerVmm::CrosvmGroups, vec![WRITE, DIPS]));
         // Its throttling thread wants the pCPU behind its vCPU's.
         let last = policies.iter().flat_map(|policy| &policy.cpus).max();
