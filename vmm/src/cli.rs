@@ -59,7 +59,9 @@ const DOCTOR_HELP: &str = "\
 Exit codes:
   0  everything that the bridge uses is there
   1  findings: guests run, with limits that the report names
-  2  no guest can run here, or the report couldn't be made";
+  2  no guest can run here, or the report couldn't be made
+
+Of a domain, 2 means that libvirt or its server refuses it as it is.";
 
 /// The guest's frequency requests drive the host's frequency.
 #[derive(Debug, Parser)]
@@ -88,6 +90,10 @@ pub enum Command {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// Say it of a domain of libvirt, in the place of the host: what of its XML spoils latency or
+        /// the bridge, and the line to write instead; or of an XML file, by a path with / or .xml
+        #[arg(long, value_name = "NAME|FILE")]
+        domain: Option<String>,
     },
     /// Show the loop on this host: a guest requests each frequency, the host runs at it
     #[command(after_help = EXIT_CODES)]

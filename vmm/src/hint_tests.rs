@@ -73,6 +73,7 @@ const ONLY: &[(&str, &str, &[&str])] = &[
     ("vmm/src/config/resolve.rs", "cgroup-parent", GUESTS),
     ("vmm/src/config/resolve.rs", "clamp", GUESTS),
     ("vmm/src/options/mod.rs", "console", &["run"]),
+    ("vmm/src/doctor/domain/source.rs", "all", &[]),
     ("vmm/src/doctor/mod.rs", "release", &[]),
     ("vmm/src/path.rs", "no-default-features", &[]),
     ("vmm/src/scx/mod.rs", "no-default-features", &[]),

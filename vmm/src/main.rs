@@ -67,7 +67,11 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Report(mut args) => {
             report::report(&mut args, &HostRoot::default(), &doctor_facts())
         }
-        Command::Doctor { json } => doctor(json),
+        Command::Doctor {
+            json,
+            domain: Some(name),
+        } => doctor_of_domain(&name, json),
+        Command::Doctor { json, domain: None } => doctor(json),
         Command::Dt(args) => {
             print(dt::dt(&args, &HostRoot::default())?)?;
             Ok(0)
@@ -98,6 +102,15 @@ fn doctor(json: bool) -> anyhow::Result<u8> {
         false => doctor::text(&findings),
     })?;
     Ok(doctor::exit_code(&findings))
+}
+
+fn doctor_of_domain(name: &str, json: bool) -> anyhow::Result<u8> {
+    let found = doctor::domain::look(name, &HostRoot::default(), std::env::consts::ARCH)?;
+    print(match json {
+        true => format!("{:#}\n", found.json()),
+        false => doctor::text(&found.findings),
+    })?;
+    Ok(doctor::exit_code(&found.findings))
 }
 
 fn doctor_facts() -> DoctorFacts {

@@ -4,6 +4,9 @@
 use serde::Serialize;
 use vcpufreq_device::host::CpuList;
 
+/// More than a finding's text has characters.
+const LONGEST: usize = 1000;
+
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -86,6 +89,23 @@ impl DoctorFinding {
     pub fn change(self, change: impl Into<String>) -> Self {
         Self {
             change: Some(change.into()),
+            ..self
+        }
+    }
+
+    /// With nothing in its texts that acts on a terminal or fills the screen: parts of them are from
+    /// another's file.
+    pub(super) fn printable(self) -> Self {
+        let plain = |text: String| -> String {
+            let chars = text.chars().take(LONGEST);
+            chars
+                .map(|char| if char.is_control() { '?' } else { char })
+                .collect()
+        };
+        Self {
+            what: plain(self.what),
+            why: plain(self.why),
+            change: self.change.map(plain),
             ..self
         }
     }

@@ -4,6 +4,7 @@
 //! (`doctor_facts`).
 
 pub mod board;
+pub mod domain;
 pub mod facts;
 pub mod features;
 mod finding;

@@ -87,6 +87,20 @@ impl FromStr for RtPolicy {
     }
 }
 
+impl fmt::Display for RtPolicy {
+    /// As `--rt` takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fifo(priority) => write!(f, "fifo:{priority}"),
+            Self::Rr(priority) => write!(f, "rr:{priority}"),
+            Self::Deadline {
+                runtime_us,
+                period_us,
+            } => write!(f, "deadline:{runtime_us}/{period_us}"),
+        }
+    }
+}
+
 impl FromStr for PageSize {
     type Err = String;
 
@@ -147,6 +161,7 @@ mod tests {
             ("deadline:500/1000", deadline),
         ] {
             assert_eq!(text.parse(), Ok(policy));
+            assert_eq!(policy.to_string(), text);
         }
         for text in [
             "fifo",

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Whether a domain has the device, the server and the device tree by which its guest's requests reach
+//! the host.
+
+use super::{checked::CheckedDomain, xml::DomainShmem};
+use crate::doctor::DoctorFinding;
+
+const SHMEM: &str = "shmem";
+
+pub(super) fn findings(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
+    let Some(shmem) = &of.xml.shmem else {
+        let finding = DoctorFinding::limit(SHMEM, "none named vcpufreq", "the guest has no bridge");
+        let line = format!(
+            "<shmem name='vcpufreq' role='master'><model type='ivshmem-doorbell'/>{}{}</shmem>",
+            server_line(of),
+            msi_line(of)
+        );
+        return vec![finding.change(line)];
+    };
+    let mut found = device(of, shmem);
+    found.push(server(of, shmem));
+    found.extend(tree(of));
+    found.push(save(of));
+    found
+}
+
+fn server_line(of: &CheckedDomain<'_>) -> String {
+    format!("<server path='{}'/>", unit_socket(of))
+}
+
+fn msi_line(of: &CheckedDomain<'_>) -> String {
+    format!("<msi vectors='{}' ioeventfd='on'/>", of.xml.vcpus)
+}
+
+fn unit_socket(of: &CheckedDomain<'_>) -> String {
+    format!("/run/vcpufreq-{}.sock", of.xml.name)
+}
+
+fn device(of: &CheckedDomain<'_>, shmem: &DomainShmem) -> Vec<DoctorFinding> {
+    let vcpus = of.xml.vcpus;
+    let mut found = Vec::new();
+    if shmem.model != "ivshmem-doorbell" {
+        let what = format!("model '{}'", shmem.model);
+        let finding = DoctorFinding::blocker(SHMEM, what, "only a doorbell reaches the server");
+        found.push(finding.change("<model type='ivshmem-doorbell'/>"));
+    }
+    if shmem.vectors != Some(vcpus) {
+        let vectors = shmem.vectors.unwrap_or(1);
+        let what = format!("vectors {vectors}, and {vcpus} vCPUs");
+        let finding = DoctorFinding::limit(SHMEM, what, "each vCPU rings a doorbell of its own");
+        found.push(finding.change(msi_line(of)));
+    }
+    if !shmem.ioeventfd {
+        let why = "each request exits to QEMU";
+        found.push(DoctorFinding::limit(SHMEM, "without ioeventfd", why).change(msi_line(of)));
+    }
+    if !shmem.is_master {
+        let what = "its role is not master";
+        let why = "the domain can't be saved or migrated";
+        let line = "<shmem name='vcpufreq' role='master'>";
+        found.push(DoctorFinding::absent(SHMEM, what, why).change(line));
+    }
+    if found.is_empty() {
+        let why = "each vCPU has its page and doorbell";
+        found.push(DoctorFinding::good(SHMEM, format!("{vcpus} vectors"), why));
+    }
+    found
+}
+
+fn server(of: &CheckedDomain<'_>, shmem: &DomainShmem) -> DoctorFinding {
+    const NAME: &str = "server";
+    let file = &of.around.options_file;
+    let Some(path) = &shmem.server else {
+        let why = "QEMU would make its memory itself";
+        return DoctorFinding::blocker(NAME, "none", why).change(server_line(of));
+    };
+    if *path != unit_socket(of) {
+        let why = "the hook and vcpufreq-serve@.socket don't serve it";
+        return DoctorFinding::limit(NAME, path.clone(), why).change(server_line(of));
+    }
+    let options = match &of.around.server {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            let why = "vcpufreq-serve@.socket doesn't start without";
+            let finding = DoctorFinding::blocker(NAME, format!("there is no {file}"), why);
+            return finding.change("make it of /usr/share/doc/vcpufreq/examples/serve.toml");
+        }
+        Err(why) => {
+            let finding = DoctorFinding::blocker(NAME, why.clone(), "the server doesn't start");
+            return finding.change(format!("correct {file}"));
+        }
+    };
+    let cpus = options.served.vcpus.cpus.unwrap_or(1);
+    if cpus != of.xml.vcpus {
+        let what = format!("{file} has {cpus} vCPUs, and the domain {}", of.xml.vcpus);
+        let finding = DoctorFinding::blocker(NAME, what, "the server refuses the domain");
+        return finding.change(format!("cpus = {} in {file}", of.xml.vcpus));
+    }
+    DoctorFinding::good(NAME, path.clone(), format!("its options in {file} fit"))
+}
+
+/// An arm64 guest has capacities, OPPs and energy by its device tree alone.
+fn tree(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
+    const NAME: &str = "dtb";
+    let arch = of.xml.arch.as_ref().unwrap_or(&of.around.arch);
+    if arch != "aarch64" {
+        return None;
+    }
+    let Some(path) = &of.xml.dtb else {
+        let why = "the guest has no energy model, and migrates no misfit task";
+        let finding = DoctorFinding::limit(NAME, "none", why);
+        return Some(
+            finding.change(
+                "<dtb>/var/lib/libvirt/guest.dtb</dtb> in <os>, made by vcpufreq dt --merge",
+            ),
+        );
+    };
+    if !of.around.has_tree {
+        let what = format!("there is no {path}, and no {path}.base");
+        let finding = DoctorFinding::blocker(NAME, what, "QEMU doesn't start");
+        return Some(finding.change("make it by vcpufreq dt --merge"));
+    }
+    let why = "the guest has capacities, OPPs and energy";
+    Some(DoctorFinding::good(NAME, path.clone(), why))
+}
+
+fn save(of: &CheckedDomain<'_>) -> DoctorFinding {
+    const NAME: &str = "save";
+    if of.xml.has_master {
+        return DoctorFinding::good(NAME, "master=on", "the domain can be saved and migrated");
+    }
+    let what = "no <qemu:override> with master=on";
+    DoctorFinding::absent(NAME, what, "the domain can't be saved or migrated")
+        .change("<qemu:property name='master' type='string' value='on'/> for device shmem0")
+}

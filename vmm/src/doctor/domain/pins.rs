@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Which CPUs a domain's threads run on, and whether the host has set those of its real-time vCPUs
+//! apart.
+
+use vcpufreq_device::host::CpuList;
+use vcpufreq_rt::Record;
+
+use super::checked::CheckedDomain;
+use crate::doctor::DoctorFinding;
+
+const PIN: &str = "vcpupin";
+
+pub(super) fn findings(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
+    let mut found = vcpus(of);
+    found.push(emulator(of));
+    found.extend(iothreads(of));
+    found.extend(apart(of));
+    found
+}
+
+fn pin_line(vcpu: u32, cpus: &CpuList) -> String {
+    format!("<vcpupin vcpu='{vcpu}' cpuset='{cpus}'/>")
+}
+
+fn vcpus(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
+    let mut found: Vec<_> = [unpinned(of), not_online(of)]
+        .into_iter()
+        .flatten()
+        .collect();
+    found.extend(of.real_time().iter().flat_map(|vcpu| alone(of, vcpu)));
+    found.extend(of.vcpus().filter_map(|vcpu| differs(of, vcpu)));
+    if found.is_empty() {
+        let what = match of.real_time().is_empty() {
+            true => "each vCPU is pinned",
+            false => "each vCPU is pinned, real-time ones alone on a CPU",
+        };
+        found.push(DoctorFinding::good(PIN, what, "none waits for another"));
+    }
+    found
+}
+
+fn unpinned(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
+    let vcpus: CpuList = of
+        .vcpus()
+        .filter(|vcpu| of.xml.pin(*vcpu).is_none())
+        .collect();
+    let real_time = vcpus.and(&of.real_time());
+    let first = real_time.iter().chain(vcpus.iter()).next()?;
+    let pins = of.vcpus().filter_map(|vcpu| of.xml.pin(vcpu));
+    let taken: CpuList = pins.flat_map(CpuList::iter).collect();
+    let mut free = of.around.online.iter().rev();
+    let free = free.find(|cpu| !taken.contains(*cpu));
+    let cpus = of.server_pin(first).cloned();
+    let cpus = cpus.unwrap_or_else(|| free.into_iter().collect());
+    let what = format!("vCPU {vcpus} has none");
+    let why = "the scheduler moves it, beside other tasks";
+    let finding = match real_time.is_empty() {
+        true => DoctorFinding::absent(PIN, what, why),
+        false => DoctorFinding::limit(PIN, what, why),
+    };
+    Some(finding.change(match cpus.is_empty() {
+        true => "give the domain fewer vCPUs: each CPU has one".to_owned(),
+        false => pin_line(first, &cpus),
+    }))
+}
+
+fn not_online(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
+    let online = &of.around.online;
+    let mut vcpus = of
+        .vcpus()
+        .filter_map(|vcpu| Some((vcpu, of.xml.pin(vcpu)?)));
+    let (vcpu, cpus) = vcpus.find(|(_, cpus)| !cpus.without(online).is_empty())?;
+    let what = format!("CPU {} of vCPU {vcpu} is not online", cpus.without(online));
+    let finding = DoctorFinding::blocker(PIN, what, "libvirt can't start the domain");
+    Some(finding.change(format!("take some of CPU {online}")))
+}
+
+/// Whether a real-time vCPU has one CPU, which no other has.
+fn alone(of: &CheckedDomain<'_>, vcpu: u32) -> Vec<DoctorFinding> {
+    let Some(cpus) = of.xml.pin(vcpu) else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    if let [first, _, ..] = cpus.as_slice() {
+        let what = format!("real-time vCPU {vcpu} may run on CPU {cpus}");
+        let finding = DoctorFinding::limit(PIN, what, "the scheduler moves it between them");
+        let line = pin_line(vcpu, &[*first].into_iter().collect());
+        found.push(finding.change(line));
+    }
+    let shares = |other: &u32| {
+        let pin = of.xml.pin(*other);
+        *other != vcpu && pin.is_some_and(|pin| !pin.and(cpus).is_empty())
+    };
+    let others: CpuList = of.vcpus().filter(shares).collect();
+    if !others.is_empty() {
+        let what = format!("real-time vCPU {vcpu} shares CPU {cpus} with vCPU {others}");
+        let finding = of.refuses(PIN, what, "one of them waits while the other runs");
+        found.push(finding.change("give each a CPU of its own, here and in the server's options"));
+    }
+    found
+}
+
+fn differs(of: &CheckedDomain<'_>, vcpu: u32) -> Option<DoctorFinding> {
+    let (cpus, pin) = (of.xml.pin(vcpu)?, of.server_pin(vcpu)?);
+    if cpus == pin {
+        return None;
+    }
+    let what = format!(
+        "vCPU {vcpu}: CPU {cpus} here, and {pin} in {}",
+        of.around.options_file
+    );
+    let finding = match of.server_policy(vcpu) {
+        Some(_) => DoctorFinding::blocker(PIN, what, "the server refuses the domain"),
+        None => DoctorFinding::limit(PIN, what, "libvirt and the server move it to and fro"),
+    };
+    Some(finding.change(pin_line(vcpu, pin)))
+}
+
+fn emulator(of: &CheckedDomain<'_>) -> DoctorFinding {
+    let line = format!("<emulatorpin cpuset='{}'/>", of.housekeeping());
+    let own = of.xml.emulator.as_ref().or(of.xml.cpuset.as_ref());
+    others(of, "emulatorpin", ("QEMU's other threads", own), line)
+}
+
+fn iothreads(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
+    let threads = of.xml.iothreads.iter();
+    let found = threads.map(|(thread, own)| {
+        let name = format!("iothread {thread}");
+        let line = format!(
+            "<iothreadpin iothread='{thread}' cpuset='{}'/>",
+            of.housekeeping()
+        );
+        let own = own.as_ref().or(of.xml.cpuset.as_ref());
+        others(of, "iothreadpin", (&name, own), line)
+    });
+    found.collect()
+}
+
+/// Whether threads that run no vCPU keep off real-time CPUs.
+fn others(
+    of: &CheckedDomain<'_>,
+    subject: &'static str,
+    (threads, own): (&str, Option<&CpuList>),
+    line: String,
+) -> DoctorFinding {
+    let real_time = of.real_time_cpus();
+    let Some(own) = own else {
+        let what = format!("{threads} may run on each CPU");
+        let finding = of.delays(subject, what, "they run on those of vCPUs too");
+        return finding.change(line);
+    };
+    let both = own.and(&real_time);
+    if both.is_empty() {
+        let what = format!("{threads} run on CPU {own}");
+        return DoctorFinding::good(subject, what, "no real-time vCPU waits for them");
+    }
+    let what = format!("{threads} may run on real-time CPU {both}");
+    let finding = match own.without(&real_time).is_empty() {
+        true => of.refuses(
+            subject,
+            what,
+            "they have no other, and starve or delay a vCPU",
+        ),
+        false => DoctorFinding::limit(subject, what, "a vCPU and they wait for each other"),
+    };
+    finding.change(line)
+}
+
+/// Whether nothing else runs on the CPUs of real-time vCPUs.
+fn apart(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
+    const NAME: &str = "set apart";
+    let cpus = of.real_time_cpus();
+    if cpus.is_empty() {
+        return None;
+    }
+    let record = match &of.around.applied {
+        Ok(record) => record.as_ref(),
+        Err(why) => {
+            let finding = DoctorFinding::absent(NAME, format!("unknown: {why}"), "root can see it");
+            return Some(finding.change("run doctor as root"));
+        }
+    };
+    let not_isolated = cpus.without(&of.around.isolated);
+    if !not_isolated.is_empty() {
+        let what = format!("CPU {not_isolated} is not isolated");
+        let finding = of.refuses(NAME, what, "other tasks run there");
+        return Some(finding.change(format!("boot with isolcpus={cpus}")));
+    }
+    let Some(record) = record else {
+        let what = format!("CPU {cpus}: by isolcpus alone");
+        let finding = of.refuses(NAME, what, "interrupts and kernel threads run there");
+        return Some(finding.change(apply_line(&of.xml.name, &cpus)));
+    };
+    Some(by_record(of, record, &cpus))
+}
+
+fn apply_line(guest: &str, cpus: &CpuList) -> String {
+    format!(
+        "vcpufreq rt apply --guest {guest}={cpus} --profile FILE, whose settings have no cpuset; \
+         the hook does that with /etc/vcpufreq/rt.toml"
+    )
+}
+
+fn by_record(of: &CheckedDomain<'_>, record: &Record, cpus: &CpuList) -> DoctorFinding {
+    const NAME: &str = "set apart";
+    let guests = &record.partition.guests;
+    let given: CpuList = guests.iter().flat_map(|guest| guest.cpus.iter()).collect();
+    let left = cpus.without(&given);
+    if !left.is_empty() {
+        let what = format!("vcpufreq rt apply has given guests CPU {given}, and not {left}");
+        let finding = of.refuses(NAME, what, "interrupts and kernel threads run there");
+        return finding.change(apply_line(&of.xml.name, cpus));
+    }
+    if record.profile.settings.cpuset.is_some() {
+        let what = format!("profile {} has made a cpuset", record.profile_name);
+        let why = "libvirt can't put vCPUs into it: the domain doesn't start";
+        let finding = DoctorFinding::blocker(NAME, what, why);
+        return finding.change(apply_line(&of.xml.name, cpus));
+    }
+    let is_normal = |vcpu: &u32| !of.real_time().contains(*vcpu);
+    let pins = of.vcpus().filter(is_normal);
+    let pins = pins.filter_map(|vcpu| Some((vcpu, of.xml.pin(vcpu)?)));
+    let mut there = pins.filter(|(_, pin)| !pin.and(&given).is_empty());
+    match there.next() {
+        Some((vcpu, pin)) => {
+            let what = format!(
+                "vCPU {vcpu} is not real-time, and may run on CPU {}",
+                pin.and(&given)
+            );
+            let finding = of.refuses(NAME, what, "real-time guests have that alone");
+            finding.change(pin_line(vcpu, &of.around.online.without(&given)))
+        }
+        None => DoctorFinding::good(NAME, format!("CPU {cpus}"), "nothing else runs there"),
+    }
+}

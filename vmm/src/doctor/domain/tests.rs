@@ -1,0 +1,649 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promises: a domain as a real-time user of libvirt should write it has no finding. Each line of it
+//! that is missing or wrong has one, with the line to write instead. In a domain without real-time
+//! vCPUs that is `n/a`. No text makes this panic.
+
+use proptest::prelude::*;
+use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_rt::{Partition, PartitionGuest, Profile, Record};
+
+use super::*;
+use crate::doctor::{Level, text};
+
+/// Two vCPUs, of which the second is real-time on CPU 3.
+const GOOD: &str = "<?xml version='1.0'?>
+<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>plc</name>
+  <metadata><x:y xmlns:x='urn:x'/></metadata>
+  <memory unit='GiB'>2</memory>
+  <memoryBacking>
+    <hugepages><page size='2' unit='MiB'/></hugepages>
+    <nosharepages/>
+    <locked/>
+  </memoryBacking>
+  <vcpu placement='static'>2</vcpu>
+  <iothreads>1</iothreads>
+  <cputune>
+    <vcpupin vcpu='0' cpuset='2'/>
+    <vcpupin vcpu='1' cpuset='3'/>
+    <emulatorpin cpuset='0-3,^2-3'/>
+    <iothreadpin iothread='1' cpuset='1'/>
+    <vcpusched vcpus='1' scheduler='fifo' priority='1'/>
+  </cputune>
+  <os>
+    <type arch='aarch64' machine='virt'>hvm</type>
+    <dtb>/var/lib/libvirt/guest.dtb</dtb>
+  </os>
+  <features><gic version='3'/><pmu state='off'/></features>
+  <cpu mode='host-passthrough' check='none'/>
+  <clock offset='utc'/>
+  <devices>
+    <shmem name='other'><model type='ivshmem-plain'/></shmem>
+    <shmem name='vcpufreq' role='master'>
+      <model type='ivshmem-doorbell'/>
+      <server path='/run/vcpufreq-plc.sock'/>
+      <msi vectors='2' ioeventfd='on'/>
+    </shmem>
+    <memballoon model='none'/>
+  </devices>
+  <qemu:override>
+    <qemu:device alias='shmem0'>
+      <qemu:frontend><qemu:property name='master' type='string' value='on'/></qemu:frontend>
+    </qemu:device>
+  </qemu:override>
+</domain>
+";
+const OPTIONS: &str = "cpus = 2\n[vcpu.0]\npin = 2\n[vcpu.1]\npin = 3\nrt = 'fifo:1'\n";
+const OPTIONS_FILE: &str = "etc/vcpufreq/plc.toml";
+
+/// A host on which [`GOOD`] has no finding.
+fn host() -> FakeHost {
+    let host = FakeHost::two_plus_two();
+    host.write("sys/devices/system/cpu/isolated", "3\n");
+    host.write("var/lib/libvirt/guest.dtb.base", "");
+    host.write(OPTIONS_FILE, OPTIONS);
+    host
+}
+
+/// For a guest with CPU 3, without a cpuset.
+fn record() -> Record {
+    Record {
+        boot_id: "boot".to_owned(),
+        profile_name: "mine".to_owned(),
+        profile: Profile::default(),
+        partition: Partition {
+            guests: vec![PartitionGuest {
+                name: "plc".to_owned(),
+                cpus: "3".parse().unwrap(),
+            }],
+            housekeeping: "0-2".parse().unwrap(),
+        },
+        owner: None,
+        entries: Vec::new(),
+    }
+}
+
+fn around(host: &FakeHost, xml: &DomainXml, record: Option<Record>) -> AroundDomain {
+    let around = AroundDomain::read(&host.root(), "aarch64", &xml.name, xml.dtb.as_deref());
+    AroundDomain {
+        applied: Ok(record),
+        ..around
+    }
+}
+
+/// The findings of this domain on such a host that aren't good.
+fn bad(host: &FakeHost, xml: &str, record: Option<Record>) -> Vec<DoctorFinding> {
+    let xml = DomainXml::parse(xml).unwrap();
+    let found = findings(&xml, &around(host, &xml, record));
+    for finding in &found {
+        let is_good = finding.level == Level::Good;
+        assert_eq!(is_good, finding.change.is_none(), "{finding:?}");
+        assert!(finding.subject.len() <= 14, "{finding:?}");
+    }
+    found
+        .into_iter()
+        .filter(|finding| finding.level != Level::Good)
+        .collect()
+}
+
+/// [`GOOD`] with something else in a place.
+fn with(old: &str, new: &str) -> String {
+    assert_eq!(GOOD.matches(old).count(), 1, "{old}");
+    GOOD.replace(old, new)
+}
+
+#[test]
+fn a_domain_that_is_right_has_no_finding() {
+    let found = bad(&host(), GOOD, Some(record()));
+    assert!(found.is_empty(), "{}", text(&found));
+}
+
+/// What is there, what in its place, and the finding: how bad, about what, a part of its change.
+type WrongLine = (
+    &'static str,
+    &'static str,
+    Level,
+    &'static str,
+    &'static str,
+);
+
+const ROWS: &[WrongLine] = &[
+    (
+        "type='kvm'",
+        "type='qemu'",
+        Level::Limit,
+        "type",
+        "<domain type='kvm'>",
+    ),
+    (
+        "type='kvm'",
+        "type='xen'",
+        Level::Blocker,
+        "type",
+        "<domain type='kvm'>",
+    ),
+    (
+        "    <vcpusched vcpus='1' scheduler='fifo' priority='1'/>\n",
+        "    <vcpusched vcpus='1' scheduler='rr' priority='1'/>\n",
+        Level::Blocker,
+        "vcpusched",
+        "<vcpusched vcpus='1' scheduler='fifo' priority='1'/>",
+    ),
+    (
+        "<vcpupin vcpu='1' cpuset='3'/>",
+        "",
+        Level::Limit,
+        "vcpupin",
+        "<vcpupin vcpu='1' cpuset='3'/>",
+    ),
+    (
+        "<vcpupin vcpu='0' cpuset='2'/>",
+        "<vcpupin vcpu='0' cpuset='1'/>",
+        Level::Limit,
+        "vcpupin",
+        "<vcpupin vcpu='0' cpuset='2'/>",
+    ),
+    (
+        "<vcpupin vcpu='0' cpuset='2'/>",
+        "",
+        Level::Absent,
+        "vcpupin",
+        "<vcpupin vcpu='0' cpuset='2'/>",
+    ),
+    (
+        "<emulatorpin cpuset='0-3,^2-3'/>",
+        "",
+        Level::Limit,
+        "emulatorpin",
+        "<emulatorpin cpuset='0-2'/>",
+    ),
+    (
+        "'0-3,^2-3'",
+        "'2-3'",
+        Level::Limit,
+        "emulatorpin",
+        "<emulatorpin cpuset='0-2'/>",
+    ),
+    (
+        "'0-3,^2-3'",
+        "'3'",
+        Level::Blocker,
+        "emulatorpin",
+        "<emulatorpin cpuset='0-2'/>",
+    ),
+    (
+        "<iothreadpin iothread='1' cpuset='1'/>",
+        "",
+        Level::Limit,
+        "iothreadpin",
+        "<iothreadpin iothread='1' cpuset='0-2'/>",
+    ),
+    (
+        "<iothreads>1</iothreads>",
+        "<iothreads>2</iothreads><iothreadids><iothread id='4'/><iothread id='1'/></iothreadids>",
+        Level::Limit,
+        "iothreadpin",
+        "<iothreadpin iothread='4' cpuset='0-2'/>",
+    ),
+    (
+        "<emulatorpin",
+        "<quota>-1</quota><emulator_quota>20000</emulator_quota><emulatorpin",
+        Level::Limit,
+        "quota",
+        "<emulator_quota>-1</emulator_quota>",
+    ),
+    (
+        "<locked/>",
+        "",
+        Level::Blocker,
+        "locked",
+        "<memoryBacking><locked/></memoryBacking>",
+    ),
+    (
+        "<hugepages><page size='2' unit='MiB'/></hugepages>",
+        "",
+        Level::Limit,
+        "hugepages",
+        "<memoryBacking><hugepages/></memoryBacking>",
+    ),
+    (
+        "<memballoon model='none'/>",
+        "<memballoon model='virtio'/>",
+        Level::Limit,
+        "memballoon",
+        "<memballoon model='none'/>",
+    ),
+    (
+        "<memballoon model='none'/>",
+        "",
+        Level::Limit,
+        "memballoon",
+        "<memballoon model='none'/>",
+    ),
+    (
+        "host-passthrough",
+        "host-model",
+        Level::Limit,
+        "cpu mode",
+        "<cpu mode='host-passthrough'/>",
+    ),
+    (
+        "<cpu mode='host-passthrough' check='none'/>",
+        "",
+        Level::Limit,
+        "cpu mode",
+        "<cpu mode='host-passthrough'/>",
+    ),
+    (
+        "<pmu state='off'/>",
+        "",
+        Level::Limit,
+        "pmu",
+        "<features><pmu state='off'/></features>",
+    ),
+    (
+        "<clock offset='utc'/>",
+        "<clock offset='utc'><timer name='hpet'/><timer name='pit' present='no'/></clock>",
+        Level::Limit,
+        "timer",
+        "<timer name='hpet' present='no'/>",
+    ),
+    (
+        "<clock offset='utc'/>",
+        "<clock offset='utc'><timer name='rtc' tickpolicy='catchup'/></clock>",
+        Level::Limit,
+        "timer",
+        "<timer name='rtc' tickpolicy='delay'/>",
+    ),
+    (
+        "<shmem name='vcpufreq' role='master'>",
+        "<shmem name='another'>",
+        Level::Limit,
+        "shmem",
+        "<server path='/run/vcpufreq-plc.sock'/><msi vectors='2' ioeventfd='on'/></shmem>",
+    ),
+    (
+        "ivshmem-doorbell",
+        "ivshmem-plain",
+        Level::Blocker,
+        "shmem",
+        "ivshmem-doorbell",
+    ),
+    (
+        "vectors='2' ",
+        "vectors='1' ",
+        Level::Limit,
+        "shmem",
+        "vectors='2'",
+    ),
+    (
+        " ioeventfd='on'",
+        "",
+        Level::Limit,
+        "shmem",
+        "ioeventfd='on'",
+    ),
+    (
+        " role='master'",
+        "",
+        Level::Absent,
+        "shmem",
+        "role='master'",
+    ),
+    (
+        "<server path='/run/vcpufreq-plc.sock'/>",
+        "",
+        Level::Blocker,
+        "server",
+        "<server path='/run/vcpufreq-plc.sock'/>",
+    ),
+    (
+        "/run/vcpufreq-plc.sock",
+        "/run/mine.sock",
+        Level::Limit,
+        "server",
+        "<server path='/run/vcpufreq-plc.sock'/>",
+    ),
+    (
+        "    <dtb>/var/lib/libvirt/guest.dtb</dtb>\n",
+        "",
+        Level::Limit,
+        "dtb",
+        "<dtb>/var/lib/libvirt/guest.dtb</dtb>",
+    ),
+    (
+        "guest.dtb",
+        "none.dtb",
+        Level::Blocker,
+        "dtb",
+        "vcpufreq dt --merge",
+    ),
+    (
+        "value='on'",
+        "value='off'",
+        Level::Absent,
+        "save",
+        "name='master'",
+    ),
+];
+
+#[test]
+fn each_line_that_is_wrong_has_a_finding() {
+    for (old, new, level, subject, change) in ROWS {
+        let found = bad(&host(), &with(old, new), Some(record()));
+        let [finding] = &found[..] else {
+            panic!("{old} -> {new}: {}", text(&found));
+        };
+        let told = finding.change.as_deref().unwrap();
+        assert_eq!(
+            (finding.level, finding.subject),
+            (*level, *subject),
+            "{finding:?}"
+        );
+        assert!(told.contains(change), "{old} -> {new}: {told}");
+    }
+}
+
+/// The first finding on this subject.
+fn on<'a>(found: &'a [DoctorFinding], subject: &str) -> &'a DoctorFinding {
+    let mut on = found.iter().filter(|finding| finding.subject == subject);
+    on.next()
+        .unwrap_or_else(|| panic!("{subject}: {}", text(found)))
+}
+
+#[test]
+fn pins_that_no_real_time_vcpu_can_have_are_found() {
+    const PIN: &str = "<vcpupin vcpu='1' cpuset='3'/>";
+    for (cpus, level, said) in [
+        (
+            "2",
+            Level::Blocker,
+            "real-time vCPU 1 shares CPU 2 with vCPU 0",
+        ),
+        ("3,9", Level::Blocker, "CPU 9 of vCPU 1 is not online"),
+        ("1,3", Level::Limit, "real-time vCPU 1 may run on CPU 1,3"),
+        (
+            "1",
+            Level::Blocker,
+            "vCPU 1: CPU 1 here, and 3 in /etc/vcpufreq/plc.toml",
+        ),
+    ] {
+        let xml = with(PIN, &format!("<vcpupin vcpu='1' cpuset='{cpus}'/>"));
+        let found = bad(&host(), &xml, Some(record()));
+        let pins = found.iter().filter(|finding| finding.subject == "vcpupin");
+        let mut told = pins.filter(|finding| finding.what == said);
+        assert_eq!(
+            told.next().map(|told| told.level),
+            Some(level),
+            "{said}: {}",
+            text(&found)
+        );
+    }
+}
+
+#[test]
+fn a_pin_is_proposed_that_no_vcpu_has() {
+    let host = host();
+    host.remove(OPTIONS_FILE);
+    let pins = [
+        "<vcpupin vcpu='0' cpuset='2'/>",
+        "<vcpupin vcpu='1' cpuset='3'/>",
+    ];
+    for (old, new, line) in [
+        (pins[1], "", "<vcpupin vcpu='1' cpuset='3'/>"),
+        (
+            pins[1],
+            "<vcpupin vcpu='0' cpuset='3'/>",
+            "<vcpupin vcpu='1' cpuset='2'/>",
+        ),
+        (pins[1], "<vcpupin vcpu='0' cpuset='0-3'/>", "fewer vCPUs"),
+    ] {
+        let found = bad(&host, &with(old, new), Some(record()));
+        let change = on(&found, "vcpupin").change.clone().unwrap();
+        assert!(change.contains(line), "{line}: {change}");
+    }
+    // Real-time vCPUs first.
+    let found = bad(
+        &host,
+        &with(pins[1], "").replace(pins[0], ""),
+        Some(record()),
+    );
+    let finding = on(&found, "vcpupin");
+    assert_eq!(finding.what, "vCPU 0-1 has none");
+    assert_eq!(finding.change.as_deref(), Some(pins[1]));
+}
+
+#[test]
+fn a_vcpu_that_libvirt_alone_makes_real_time_has_no_options() {
+    let host = host();
+    host.write(OPTIONS_FILE, OPTIONS.replace("rt = 'fifo:1'", ""));
+    let found = bad(&host, GOOD, Some(record()));
+    let finding = on(&found, "vcpusched");
+    assert_eq!(
+        (found.len(), finding.level),
+        (1, Level::Limit),
+        "{}",
+        text(&found)
+    );
+    let line = "rt = \"fifo:1\" below [vcpu.1] in /etc/vcpufreq/plc.toml";
+    assert_eq!(finding.change.as_deref(), Some(line));
+}
+
+#[test]
+fn the_servers_own_policy_is_enough() {
+    let xml = with(
+        "    <vcpusched vcpus='1' scheduler='fifo' priority='1'/>\n",
+        "",
+    );
+    assert_eq!(bad(&host(), &xml, Some(record())), []);
+}
+
+#[test]
+fn cpus_that_are_not_set_apart_are_found() {
+    let with_cpuset = || {
+        let mut record = record();
+        let profile = toml::from_str("[settings]\ncpuset = 'isolated'");
+        record.profile = profile.unwrap();
+        record
+    };
+    let of = |cpus: &str| {
+        let mut record = record();
+        record.partition.guests[0].cpus = cpus.parse().unwrap();
+        record
+    };
+    for (isolated, record, said) in [
+        ("", Some(record()), "CPU 3 is not isolated"),
+        ("3", None, "CPU 3: by isolcpus alone"),
+        ("3", Some(of("1")), "has given guests CPU 1, and not 3"),
+        (
+            "3",
+            Some(of("2-3")),
+            "vCPU 0 is not real-time, and may run on CPU 2",
+        ),
+        ("3", Some(with_cpuset()), "profile mine has made a cpuset"),
+    ] {
+        let host = host();
+        host.write("sys/devices/system/cpu/isolated", isolated);
+        let found = bad(&host, GOOD, record);
+        let finding = on(&found, "set apart");
+        assert_eq!(
+            (found.len(), finding.level),
+            (1, Level::Blocker),
+            "{}",
+            text(&found)
+        );
+        assert!(finding.what.contains(said), "{said}: {}", text(&found));
+    }
+    let xml = DomainXml::parse(GOOD).unwrap();
+    let applied = Err("it can't be read; run as root".to_owned());
+    let around = AroundDomain {
+        applied,
+        ..around(&host(), &xml, None)
+    };
+    let found = findings(&xml, &around);
+    assert_eq!(on(&found, "set apart").level, Level::Absent);
+}
+
+#[test]
+fn the_servers_options_are_compared() {
+    for (options, said) in [
+        (
+            "cpus = 3\n[vcpu.1]\nrt = 'fifo:1'\n",
+            "has 3 vCPUs, and the domain 2",
+        ),
+        ("cpus = 'two'\n", "line 1"),
+    ] {
+        let host = host();
+        host.write(OPTIONS_FILE, options);
+        let found = bad(&host, GOOD, Some(record()));
+        let finding = on(&found, "server");
+        assert_eq!(finding.level, Level::Blocker);
+        assert!(finding.what.contains(said), "{said}: {}", text(&found));
+    }
+    let host = host();
+    host.remove(OPTIONS_FILE);
+    let found = bad(&host, GOOD, Some(record()));
+    assert_eq!(
+        on(&found, "server").what,
+        "there is no /etc/vcpufreq/plc.toml"
+    );
+    assert_eq!(exit_code(&found), 2);
+}
+
+/// As virt-install makes it, with the device.
+#[test]
+fn a_domain_without_real_time_vcpus_needs_its_bridge_alone() {
+    let xml = "<domain type='kvm'><name>web</name><vcpu>2</vcpu><cputune/>
+        <os><type arch='x86_64'>hvm</type></os><clock><timer name='rtc' tickpolicy='catchup'/></clock>
+        <devices><shmem name='vcpufreq' role='master'><model type='ivshmem-doorbell'/>
+        <server path='/run/vcpufreq-web.sock'/><msi vectors='2' ioeventfd='on'/></shmem>
+        </devices></domain>";
+    let host = host();
+    host.write("etc/vcpufreq/web.toml", "cpus = 2\n");
+    let found = bad(&host, xml, None);
+    let levels: Vec<_> = found.iter().map(|finding| finding.level).collect();
+    assert_eq!(levels, [Level::Absent; 11], "{}", text(&found));
+    assert_eq!(exit_code(&found), 0);
+    // Locked memory is for real-time vCPUs alone.
+    let locked = xml.replace("<cputune/>", "<memoryBacking><locked/></memoryBacking>");
+    assert_eq!(
+        on(&bad(&host, &locked, None), "vcpusched").level,
+        Level::Limit
+    );
+}
+
+#[test]
+fn what_is_no_domain_is_refused() {
+    let laughs =
+        "<!DOCTYPE d [<!ENTITY a 'ha'><!ENTITY b '&a;&a;'>]><domain><name>&b;</name></domain>";
+    let deep = format!("<domain>{}", "<a>".repeat(150_000));
+    let closed = format!("{deep}{}</domain>", "</a>".repeat(150_000));
+    let wide = format!("<domain>{}</domain>", "<a/>".repeat(300_000));
+    let list = |list: &str| with("'0-3,^2-3'", &format!("'{list}'"));
+    for (xml, said) in [
+        ("", "it is no XML"),
+        ("virsh", "it is no XML"),
+        (laughs, "DTD"),
+        (&deep, "it is no XML"),
+        (&closed, "it has no <name>"),
+        (&wide, "it is no XML"),
+        ("<domainsnapshot/>", "not a <domain>"),
+        ("<domain/>", "it has no <name>"),
+        ("<domain><name> </name></domain>", "it has no <name>"),
+        (&with("</vcpu>", "000</vcpu>"), "from 1 to 512"),
+        (
+            &with("<vcpupin vcpu='1'", "<vcpupin vcpu='-1'"),
+            "line 15: <vcpupin>",
+        ),
+        (
+            &with("<vcpusched vcpus='1'", "<vcpusched vcpus='1-'"),
+            "is no list of CPUs",
+        ),
+        (
+            &with("<iothreads>1", "<iothreads>9999999"),
+            "line 12: <iothreads>",
+        ),
+        (&with("vectors='2'", "vectors='-2'"), "<msi>"),
+        (&list("0-99999999"), "is no list of CPUs"),
+        (&list("^0"), "is no list of CPUs"),
+        (&list(&"0-65535,".repeat(1000)), "is no list of CPUs"),
+        (&list(""), "is no list of CPUs"),
+    ] {
+        let error = DomainXml::parse(xml).unwrap_err().to_string();
+        assert!(error.contains(said), "{said}: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn nothing_of_it_acts_on_a_terminal() {
+    let name = format!("a\u{9b}31m{}", "b".repeat(100_000));
+    let xml = with("<name>plc", &format!("<name>{name}"));
+    let found = bad(&host(), &xml, None);
+    let shown = text(&found);
+    assert!(shown.contains("a?31mbb") && !shown.contains('\u{9b}'));
+    assert!(shown.len() < 20_000, "{}", shown.len());
+}
+
+#[test]
+fn json_has_the_name_and_the_exit_code() {
+    let found = DomainFindings {
+        name: "plc".to_owned(),
+        findings: bad(&host(), &with("<locked/>", ""), Some(record())),
+    };
+    let json = found.json();
+    assert_eq!(
+        (&json["domain"], &json["exit_code"]),
+        (&"plc".into(), &2.into())
+    );
+    assert_eq!(json["findings"][0]["level"], "blocker");
+}
+
+/// Where values are in [`GOOD`], between quotes.
+fn values() -> Vec<std::ops::Range<usize>> {
+    let quotes: Vec<_> = GOOD.match_indices('\'').map(|(at, _)| at).collect();
+    let pairs = quotes.chunks(2);
+    pairs.map(|pair| pair[0] + 1..pair[1]).collect()
+}
+
+proptest! {
+    /// Something else is in the place of a value, or of any part of the XML.
+    #[test]
+    fn no_text_makes_it_panic(
+        value in prop::sample::select(values()),
+        at in 0..GOOD.len(),
+        len in 0..200_usize,
+        new in "[0-9a-z:,^ -]{0,9}",
+        part in "[<>/&'=0-9a-z ^,-]{0,9}",
+    ) {
+        let end = (at + len).min(GOOD.len());
+        for (range, new) in [(value, &new), (at..end, &part)] {
+            let mut xml = GOOD.to_owned();
+            xml.replace_range(range, new);
+            if let Ok(xml) = DomainXml::parse(&xml) {
+                let around = around(&host(), &xml, Some(record()));
+                prop_assert!(!findings(&xml, &around).is_empty());
+            }
+        }
+    }
+}
