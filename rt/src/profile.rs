@@ -4,7 +4,7 @@
 
 use std::fmt::Display;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 use crate::{
@@ -88,6 +88,22 @@ pub enum CpusetPartition {
     Root,
 }
 
+fn cpuset<'de, D: Deserializer<'de>>(from: D) -> Result<Option<CpusetPartition>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    enum Written {
+        Isolated,
+        Root,
+        None,
+    }
+    let written = Option::<Written>::deserialize(from)?;
+    Ok(match written {
+        Some(Written::Isolated) => Some(CpusetPartition::Isolated),
+        Some(Written::Root) => Some(CpusetPartition::Root),
+        Some(Written::None) | None => None,
+    })
+}
+
 /// What can be changed while the host runs, each with the kernel's own unit and range.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -126,7 +142,8 @@ pub struct Settings {
     pub idle_cpus: Scope,
     /// `pm_qos_resume_latency_us` of each RT CPU: µs, or `n/a` for none at all.
     pub resume_latency_us: Option<String>,
-    /// A cpuset partition for each guest.
+    /// A cpuset partition for each guest; text `none` is none, as in the place of a profile's.
+    #[serde(deserialize_with = "cpuset")]
     pub cpuset: Option<CpusetPartition>,
     /// Which CPUs the lockup watchdogs watch.
     pub watchdog: Option<MoveTo>,

@@ -16,6 +16,27 @@ fn every_shipped_profile_is_right() {
     }
 }
 
+/// As a guest needs that stays in its manager's cgroups.
+#[test]
+fn a_profile_is_taken_without_its_cpuset() {
+    let whole = Profile::shipped("kvm-rt").unwrap();
+    let of = |text: &str| whole.clone().with("it", text.parse().unwrap());
+    let without = of("cpuset = 'none'").unwrap();
+    assert_eq!(without.settings.cpuset, None);
+    let back = without
+        .clone()
+        .with("it", "cpuset = 'isolated'".parse().unwrap());
+    assert_eq!(back.unwrap(), whole);
+    // A record has it so.
+    let record = serde_json::to_string(&without).unwrap();
+    assert_eq!(serde_json::from_str::<Profile>(&record).unwrap(), without);
+    let error = of("cpuset = 'nothing'").unwrap_err().to_string();
+    assert!(
+        error.contains("`none`") && error.lines().count() == 1,
+        "{error}"
+    );
+}
+
 /// All of a profile's settings, as `key = value`.
 fn settings(name: &str) -> Vec<String> {
     let (_, text) = SHIPPED.iter().find(|(of, _)| *of == name).unwrap();
