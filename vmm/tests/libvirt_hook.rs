@@ -7,6 +7,9 @@
 //! - A device tree beside which QEMU's own lies is made anew. If that fails, the tree stays, and the
 //!   domain starts, unless QEMU's own is newer, or there is none.
 //! - If the socket can't be started, the hook fails, and libvirt doesn't start the domain.
+//! - The host is prepared before the first real-time domain, and restored after the last one. A host that
+//!   was prepared by hand stays so. If it can't be prepared, one line says so, and libvirt doesn't start
+//!   the domain. Other domains have nothing to do with that.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +17,7 @@ mod scripts;
 
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
@@ -28,8 +31,27 @@ const RELEASE: [&str; 2] = ["release", "end"];
 /// Each writes its command line; systemctl fails for a domain of this name.
 const SYSTEMCTL: &str =
     "#!/bin/sh\necho systemctl $* >>$CALLS\ncase $* in *broken*) exit 1;; esac\n";
-const VCPUFREQ: &str = "#!/bin/sh\necho vcpufreq $* >>$CALLS\ncat ${5:?}\n";
+/// It does as `rt` with a file in the place of the host; a file `fails` has the exit code of `rt apply`.
+const VCPUFREQ: &str = "#!/bin/sh
+echo vcpufreq $* >>$CALLS
+case $1$2 in
+dt*) cat ${5:?} ;;
+rtapply)
+	echo change
+	if [ -e ${0%/*}/fails ]; then
+		echo 'vcpufreq: warning' >&2
+		echo 'vcpufreq: no' >&2
+		exit $(cat ${0%/*}/fails)
+	fi
+	[ ! -e $RECORD ] && : >$RECORD
+	;;
+rtrestore) echo change; rm $RECORD ;;
+esac
+";
+const APPLY: &str = "vcpufreq rt apply --config ";
+const RESTORE: &str = "vcpufreq rt restore";
 
+/// The folders that the hook has are in this one.
 struct Host(TempDir);
 
 /// What the hook did.
@@ -47,7 +69,39 @@ impl Host {
         for (name, script) in [("systemctl", SYSTEMCTL), ("vcpufreq", VCPUFREQ)] {
             write_script(&host.path().join(name), script);
         }
+        let mut hook = fs::read_to_string(HOOK).unwrap();
+        for path in [
+            "/etc/vcpufreq",
+            "/run/vcpufreq-rt/",
+            "/run/vcpufreq-libvirt",
+        ] {
+            let here = format!("{}{path}", host.path().display());
+            assert!(hook.contains(&format!("={path}")), "{path}");
+            hook = hook.replace(&format!("={path}"), &format!("={here}"));
+            fs::create_dir_all(here.trim_end_matches("-libvirt")).unwrap();
+        }
+        write_script(&host.path().join("hook"), &hook);
         host
+    }
+
+    /// With what prepares the host.
+    fn with_rt() -> Self {
+        let host = Self::new();
+        fs::write(host.rt_toml(), "").unwrap();
+        host
+    }
+
+    fn rt_toml(&self) -> PathBuf {
+        self.path().join("etc/vcpufreq-rt.toml")
+    }
+
+    /// Of what was applied.
+    fn record(&self) -> PathBuf {
+        self.path().join("run/vcpufreq-rt/rt.json")
+    }
+
+    fn apply(&self) -> String {
+        format!("{APPLY}{}", self.rt_toml().display())
     }
 
     fn path(&self) -> &Path {
@@ -60,9 +114,10 @@ impl Host {
         fs::write(&calls, "").unwrap();
         let path = std::env::var("PATH").unwrap();
         let path = format!("{}:{path}", self.path().display());
-        let mut hook = Command::new(HOOK);
+        let mut hook = Command::new(self.path().join("hook"));
         hook.args([domain, operation, sub, "-"]);
         hook.env("PATH", path).env("CALLS", &calls);
+        hook.env("RECORD", self.record());
         hook.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut hook = hook.stderr(Stdio::piped()).spawn().unwrap();
         // It has closed its input by then if it needs none.
@@ -126,7 +181,8 @@ fn a_tree_is_made_of_qemus_own() {
     let xml = DOMAIN.replace("/var/lib/libvirt/guest.dtb", tree.to_str().unwrap());
     fs::write(&base, "made").unwrap();
     let shown = base.display();
-    let made = format!("vcpufreq dt --config /etc/vcpufreq/NAME.toml --merge {shown}");
+    let options = host.path().join("etc/vcpufreq/NAME.toml");
+    let made = format!("vcpufreq dt --config {} --merge {shown}", options.display());
     let start = "systemctl start vcpufreq-serve@NAME.socket";
     assert_eq!(host.call("NAME", PREPARE, &xml), silent(&[&made, start]));
     assert_eq!(fs::read_to_string(&tree).unwrap(), "made");
@@ -182,4 +238,138 @@ fn a_failure_stops_the_start_alone() {
         );
         assert_eq!(done.said.lines().count(), 1, "{done:?}");
     }
+}
+
+/// The example with a real-time vCPU, as libvirt writes it.
+fn real_time() -> String {
+    let sched = "<vcpusched vcpus='1' scheduler='fifo' priority='1'/>\n  </cputune>";
+    DOMAIN.replace("</cputune>", sched)
+}
+
+#[test]
+fn the_host_is_prepared_from_the_first_real_time_domain_to_the_last() {
+    let host = Host::with_rt();
+    let (xml, apply) = (real_time(), host.apply());
+    let of = |name: &str| xml.replace("NAME", name);
+    let start = |name: &str| format!("systemctl start vcpufreq-serve@{name}.socket");
+    let stop = |name: &str| format!("systemctl stop vcpufreq-serve@{name}.socket");
+    // Twice, as a hook may be called again.
+    for calls in [&[&*apply, &start("a")][..], &[&start("a")]] {
+        assert_eq!(host.call("a", PREPARE, &of("a")), silent(calls));
+    }
+    assert_eq!(host.call("b", PREPARE, &of("b")), silent(&[&start("b")]));
+    // One without a bridge.
+    let bare = xml.replace("name='vcpufreq'", "name='other'");
+    assert_eq!(host.call("c", PREPARE, &bare), silent(&[]));
+    assert_eq!(host.call("a", RELEASE, &of("a")), silent(&[&stop("a")]));
+    assert_eq!(host.call("c", RELEASE, &bare), silent(&[]));
+    assert!(host.record().exists());
+    // Its server is gone before.
+    assert_eq!(
+        host.call("b", RELEASE, &of("b")),
+        silent(&[&stop("b"), RESTORE])
+    );
+    assert_eq!(host.call("b", RELEASE, &of("b")), silent(&[&stop("b")]));
+    assert_eq!(
+        host.call("a", PREPARE, &of("a")),
+        silent(&[&apply, &start("a")])
+    );
+}
+
+#[test]
+fn what_makes_a_domain_real_time() {
+    let host = Host::with_rt();
+    let start = "systemctl start vcpufreq-serve@NAME.socket";
+    let options = host.path().join("etc/vcpufreq/NAME.toml");
+    let batch = real_time().replace("'fifo' priority='1'", "'batch'");
+    let round_robin = real_time().replace("'fifo'", "'rr'");
+    for (xml, toml, is) in [
+        (DOMAIN, "cpus = 2\n# rt = 'fifo:1'\nmart = 1\n", false),
+        (&batch, "", false),
+        (&round_robin, "", true),
+        (DOMAIN, "[vcpu.1]\n  rt = 'fifo:1'\n", true),
+    ] {
+        fs::write(&options, toml).unwrap();
+        let calls = host.call("NAME", PREPARE, xml).calls;
+        let applied = calls.first() == Some(&host.apply());
+        assert_eq!(
+            (applied, calls.last().map(String::as_str)),
+            (is, Some(start)),
+            "{toml} {xml}"
+        );
+        let ended = host.call("NAME", RELEASE, xml).calls;
+        assert_eq!(
+            ended.last().map(String::as_str) == Some(RESTORE),
+            is,
+            "{toml} {xml}"
+        );
+    }
+    fs::remove_file(host.rt_toml()).unwrap();
+    assert_eq!(host.call("NAME", PREPARE, &real_time()), silent(&[start]));
+}
+
+#[test]
+fn a_host_that_was_prepared_by_hand_stays_so() {
+    let host = Host::with_rt();
+    fs::write(host.record(), "").unwrap();
+    let [start, stop] =
+        ["start", "stop"].map(|how| format!("systemctl {how} vcpufreq-serve@NAME.socket"));
+    assert_eq!(host.call("NAME", PREPARE, &real_time()), silent(&[&start]));
+    assert_eq!(host.call("NAME", RELEASE, &real_time()), silent(&[&stop]));
+    // By a hook, and then restored by hand.
+    fs::remove_file(host.record()).unwrap();
+    host.call("NAME", PREPARE, &real_time());
+    fs::remove_file(host.record()).unwrap();
+    let again = silent(&[&host.apply(), &start]);
+    assert_eq!(host.call("NAME", PREPARE, &real_time()), again);
+}
+
+#[test]
+fn a_host_that_can_not_be_prepared_stops_real_time_domains() {
+    let host = Host::with_rt();
+    let fails = |code: &str| fs::write(host.path().join("fails"), code).unwrap();
+    let start = "systemctl start vcpufreq-serve@NAME.socket";
+    for (code, calls) in [
+        ("2", &[&*host.apply()][..]),
+        ("137", &[&host.apply(), RESTORE]),
+    ] {
+        fails(code);
+        let done = host.call("NAME", PREPARE, &real_time());
+        assert_eq!(
+            (done.code, &done.calls[..]),
+            (
+                1,
+                &calls
+                    .iter()
+                    .map(|&call| call.to_owned())
+                    .collect::<Vec<_>>()[..]
+            )
+        );
+        assert_eq!(
+            done.said,
+            "vcpufreq: domain NAME: the host can't be prepared: no\n"
+        );
+    }
+    assert_eq!(host.call("NAME", PREPARE, DOMAIN), silent(&[start]));
+    // Only some settings.
+    fails("1");
+    let done = host.call("NAME", PREPARE, &real_time());
+    assert_eq!((done.code, done.said.lines().count()), (0, 1), "{done:?}");
+    assert!(done.said.contains("vcpufreq rt check"), "{done:?}");
+}
+
+#[test]
+fn a_domain_that_is_refused_leaves_the_host_as_it_was() {
+    let host = Host::with_rt();
+    let xml = real_time().replace("NAME", "broken");
+    let start = "systemctl start vcpufreq-serve@broken.socket";
+    let done = host.call("broken", PREPARE, &xml);
+    assert_eq!(
+        (done.code, done.calls),
+        (1, vec![host.apply(), start.to_owned(), RESTORE.to_owned()])
+    );
+    assert!(!host.record().exists());
+    // libvirt calls it all the same.
+    let ended = host.call("broken", RELEASE, &xml);
+    assert_eq!(ended.calls, ["systemctl stop vcpufreq-serve@broken.socket"]);
 }

@@ -13,6 +13,10 @@ use crate::{
     options::{file, serve::ServeArgs},
 };
 
+/// What the hook of libvirt applies for real-time domains.
+pub const HOST_FILE: &str = "/etc/vcpufreq-rt.toml";
+const HOOK: &str = "/etc/libvirt/hooks/qemu.d/vcpufreq";
+
 /// What is around a domain.
 #[derive(Debug)]
 pub struct AroundDomain {
@@ -23,6 +27,8 @@ pub struct AroundDomain {
     pub isolated: CpuList,
     /// What was applied, or why that is unknown.
     pub applied: Result<Option<Record>, String>,
+    /// CPUs that the hook gives to guests, if it is installed.
+    pub hook_cpus: CpuList,
     /// Where the server's options are.
     pub options_file: String,
     /// The options; none without the file; or what is wrong with it.
@@ -52,6 +58,10 @@ impl AroundDomain {
             isolated: isolated
                 .and_then(|list| list.parse().ok())
                 .unwrap_or_default(),
+            hook_cpus: match is_there(HOOK.to_owned()) {
+                true => guests_of(&root.text(HOST_FILE).unwrap_or_default()),
+                false => CpuList::default(),
+            },
             applied: applied.map_err(|error| error.to_string()),
             server: match name.contains('/') {
                 true => Ok(None),
@@ -62,6 +72,15 @@ impl AroundDomain {
                 .is_none_or(|dtb| is_there(dtb.to_owned()) || is_there(format!("{dtb}.base"))),
         }
     }
+}
+
+/// The CPUs of the guests that a configuration of `vcpufreq rt` names.
+fn guests_of(text: &str) -> CpuList {
+    let table: toml::Table = text.parse().unwrap_or_default();
+    let guests = table.get("guest").and_then(toml::Value::as_table);
+    let lists = guests.into_iter().flat_map(toml::Table::values);
+    let lists = lists.filter_map(|list| list.as_str()?.parse::<CpuList>().ok());
+    lists.flatten().collect()
 }
 
 /// The options that `vcpufreq serve --config PATH` takes.

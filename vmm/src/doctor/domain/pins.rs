@@ -5,7 +5,7 @@
 use vcpufreq_device::host::CpuList;
 use vcpufreq_rt::Record;
 
-use super::checked::CheckedDomain;
+use super::{around::HOST_FILE, checked::CheckedDomain};
 use crate::doctor::DoctorFinding;
 
 const PIN: &str = "vcpupin";
@@ -187,7 +187,12 @@ fn apart(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
         return Some(finding.change(format!("boot with isolcpus={cpus}")));
     }
     let Some(record) = record else {
-        let what = format!("CPU {cpus}: by isolcpus alone");
+        let left = cpus.without(&of.around.hook_cpus);
+        if left.is_empty() {
+            let what = format!("CPU {cpus}: by the hook, with {HOST_FILE}");
+            return Some(DoctorFinding::good(NAME, what, "before the domain starts"));
+        }
+        let what = format!("CPU {left}: by isolcpus alone");
         let finding = of.refuses(NAME, what, "interrupts and kernel threads run there");
         return Some(finding.change(apply_line(&of.xml.name, &cpus)));
     };
@@ -196,8 +201,8 @@ fn apart(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
 
 fn apply_line(guest: &str, cpus: &CpuList) -> String {
     format!(
-        "vcpufreq rt apply --guest {guest}={cpus} --profile FILE, whose settings have no cpuset; \
-         the hook does that with /etc/vcpufreq/rt.toml"
+        "[guest] {guest} = \"{cpus}\" and [settings] cpuset = \"none\" in {HOST_FILE}, and the hook; or \
+         vcpufreq rt apply --config {HOST_FILE}"
     )
 }
 

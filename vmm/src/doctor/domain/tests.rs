@@ -505,6 +505,28 @@ fn cpus_that_are_not_set_apart_are_found() {
 }
 
 #[test]
+fn the_hook_sets_cpus_apart() {
+    const EXAMPLE: &str = include_str!("../../../docs/examples/rt.toml");
+    let host = host();
+    host.write("etc/vcpufreq-rt.toml", EXAMPLE);
+    assert_eq!(
+        on(&bad(&host, GOOD, None), "set apart").what,
+        "CPU 3: by isolcpus alone"
+    );
+    host.write("etc/libvirt/hooks/qemu.d/vcpufreq", "");
+    assert_eq!(bad(&host, GOOD, None), []);
+    let example: toml::Table = EXAMPLE.parse().unwrap();
+    let profile = Profile::shipped(example["profile"].as_str().unwrap()).unwrap();
+    let profile = profile.with("it", example["settings"].as_table().unwrap().clone());
+    assert_eq!(profile.unwrap().settings.cpuset, None);
+    host.write("etc/vcpufreq-rt.toml", "[guest]\nplc = '2'\n");
+    assert_eq!(
+        on(&bad(&host, GOOD, None), "set apart").what,
+        "CPU 3: by isolcpus alone"
+    );
+}
+
+#[test]
 fn the_servers_options_are_compared() {
     for (options, said) in [
         (
