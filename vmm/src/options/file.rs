@@ -220,6 +220,14 @@ mod tests {
         let mut server = texts(include_str!("../../docs/examples/serve.toml"));
         server.sort();
         assert_eq!(server, ["--cpus=2", "--pin=0=0", "--pin=1=4"]);
+        let server = texts(include_str!("../../docs/examples/serve-rt.toml"));
+        for flag in [
+            "--resume-latency-us=50",
+            "--rt=1=fifo:1",
+            "--floor=1=1200000",
+        ] {
+            assert!(server.contains(&flag.to_owned()), "{flag}: {server:?}");
+        }
     }
 
     #[test]

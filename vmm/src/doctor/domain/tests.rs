@@ -11,50 +11,9 @@ use super::*;
 use crate::doctor::{Level, text};
 
 /// Two vCPUs, of which the second is real-time on CPU 3.
-const GOOD: &str = "<?xml version='1.0'?>
-<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
-  <name>plc</name>
-  <metadata><x:y xmlns:x='urn:x'/></metadata>
-  <memory unit='GiB'>2</memory>
-  <memoryBacking>
-    <hugepages><page size='2' unit='MiB'/></hugepages>
-    <nosharepages/>
-    <locked/>
-  </memoryBacking>
-  <vcpu placement='static'>2</vcpu>
-  <iothreads>1</iothreads>
-  <cputune>
-    <vcpupin vcpu='0' cpuset='2'/>
-    <vcpupin vcpu='1' cpuset='3'/>
-    <emulatorpin cpuset='0-3,^2-3'/>
-    <iothreadpin iothread='1' cpuset='1'/>
-    <vcpusched vcpus='1' scheduler='fifo' priority='1'/>
-  </cputune>
-  <os>
-    <type arch='aarch64' machine='virt'>hvm</type>
-    <dtb>/var/lib/libvirt/guest.dtb</dtb>
-  </os>
-  <features><gic version='3'/><pmu state='off'/></features>
-  <cpu mode='host-passthrough' check='none'/>
-  <clock offset='utc'/>
-  <devices>
-    <shmem name='other'><model type='ivshmem-plain'/></shmem>
-    <shmem name='vcpufreq' role='master'>
-      <model type='ivshmem-doorbell'/>
-      <server path='/run/vcpufreq-plc.sock'/>
-      <msi vectors='2' ioeventfd='on'/>
-    </shmem>
-    <memballoon model='none'/>
-  </devices>
-  <qemu:override>
-    <qemu:device alias='shmem0'>
-      <qemu:frontend><qemu:property name='master' type='string' value='on'/></qemu:frontend>
-    </qemu:device>
-  </qemu:override>
-</domain>
-";
-const OPTIONS: &str = "cpus = 2\n[vcpu.0]\npin = 2\n[vcpu.1]\npin = 3\nrt = 'fifo:1'\n";
-const OPTIONS_FILE: &str = "etc/vcpufreq/plc.toml";
+const GOOD: &str = include_str!("../../../docs/examples/libvirt-rt.xml");
+const OPTIONS: &str = include_str!("../../../docs/examples/serve-rt.toml");
+const OPTIONS_FILE: &str = "etc/vcpufreq/NAME.toml";
 
 /// A host on which [`GOOD`] has no finding.
 fn host() -> FakeHost {
@@ -157,42 +116,42 @@ const ROWS: &[WrongLine] = &[
         "<vcpupin vcpu='1' cpuset='3'/>",
     ),
     (
-        "<vcpupin vcpu='0' cpuset='2'/>",
         "<vcpupin vcpu='0' cpuset='1'/>",
+        "<vcpupin vcpu='0' cpuset='2'/>",
         Level::Limit,
         "vcpupin",
-        "<vcpupin vcpu='0' cpuset='2'/>",
+        "<vcpupin vcpu='0' cpuset='1'/>",
     ),
     (
-        "<vcpupin vcpu='0' cpuset='2'/>",
+        "<vcpupin vcpu='0' cpuset='1'/>",
         "",
         Level::Absent,
         "vcpupin",
-        "<vcpupin vcpu='0' cpuset='2'/>",
+        "<vcpupin vcpu='0' cpuset='1'/>",
     ),
     (
-        "<emulatorpin cpuset='0-3,^2-3'/>",
+        "<emulatorpin cpuset='0'/>",
         "",
         Level::Limit,
         "emulatorpin",
         "<emulatorpin cpuset='0-2'/>",
     ),
     (
-        "'0-3,^2-3'",
-        "'2-3'",
+        "<emulatorpin cpuset='0'",
+        "<emulatorpin cpuset='2-3'",
         Level::Limit,
         "emulatorpin",
         "<emulatorpin cpuset='0-2'/>",
     ),
     (
-        "'0-3,^2-3'",
-        "'3'",
+        "<emulatorpin cpuset='0'",
+        "<emulatorpin cpuset='3'",
         Level::Blocker,
         "emulatorpin",
         "<emulatorpin cpuset='0-2'/>",
     ),
     (
-        "<iothreadpin iothread='1' cpuset='1'/>",
+        "<iothreadpin iothread='1' cpuset='0'/>",
         "",
         Level::Limit,
         "iothreadpin",
@@ -220,7 +179,7 @@ const ROWS: &[WrongLine] = &[
         "<memoryBacking><locked/></memoryBacking>",
     ),
     (
-        "<hugepages><page size='2' unit='MiB'/></hugepages>",
+        "<hugepages/>",
         "",
         Level::Limit,
         "hugepages",
@@ -248,7 +207,7 @@ const ROWS: &[WrongLine] = &[
         "<cpu mode='host-passthrough'/>",
     ),
     (
-        "<cpu mode='host-passthrough' check='none'/>",
+        "<cpu mode='host-passthrough'/>",
         "",
         Level::Limit,
         "cpu mode",
@@ -262,15 +221,15 @@ const ROWS: &[WrongLine] = &[
         "<features><pmu state='off'/></features>",
     ),
     (
-        "<clock offset='utc'/>",
-        "<clock offset='utc'><timer name='hpet'/><timer name='pit' present='no'/></clock>",
+        "<devices>",
+        "<clock offset='utc'><timer name='hpet'/><timer name='pit' present='no'/></clock><devices>",
         Level::Limit,
         "timer",
         "<timer name='hpet' present='no'/>",
     ),
     (
-        "<clock offset='utc'/>",
-        "<clock offset='utc'><timer name='rtc' tickpolicy='catchup'/></clock>",
+        "<devices>",
+        "<clock offset='utc'><timer name='rtc' tickpolicy='catchup'/></clock><devices>",
         Level::Limit,
         "timer",
         "<timer name='rtc' tickpolicy='delay'/>",
@@ -280,7 +239,7 @@ const ROWS: &[WrongLine] = &[
         "<shmem name='another'>",
         Level::Limit,
         "shmem",
-        "<server path='/run/vcpufreq-plc.sock'/><msi vectors='2' ioeventfd='on'/></shmem>",
+        "<server path='/run/vcpufreq-NAME.sock'/><msi vectors='2' ioeventfd='on'/></shmem>",
     ),
     (
         "ivshmem-doorbell",
@@ -311,18 +270,18 @@ const ROWS: &[WrongLine] = &[
         "role='master'",
     ),
     (
-        "<server path='/run/vcpufreq-plc.sock'/>",
+        "<server path='/run/vcpufreq-NAME.sock'/>",
         "",
         Level::Blocker,
         "server",
-        "<server path='/run/vcpufreq-plc.sock'/>",
+        "<server path='/run/vcpufreq-NAME.sock'/>",
     ),
     (
-        "/run/vcpufreq-plc.sock",
+        "/run/vcpufreq-NAME.sock",
         "/run/mine.sock",
         Level::Limit,
         "server",
-        "<server path='/run/vcpufreq-plc.sock'/>",
+        "<server path='/run/vcpufreq-NAME.sock'/>",
     ),
     (
         "    <dtb>/var/lib/libvirt/guest.dtb</dtb>\n",
@@ -376,16 +335,16 @@ fn pins_that_no_real_time_vcpu_can_have_are_found() {
     const PIN: &str = "<vcpupin vcpu='1' cpuset='3'/>";
     for (cpus, level, said) in [
         (
-            "2",
-            Level::Blocker,
-            "real-time vCPU 1 shares CPU 2 with vCPU 0",
-        ),
-        ("3,9", Level::Blocker, "CPU 9 of vCPU 1 is not online"),
-        ("1,3", Level::Limit, "real-time vCPU 1 may run on CPU 1,3"),
-        (
             "1",
             Level::Blocker,
-            "vCPU 1: CPU 1 here, and 3 in /etc/vcpufreq/plc.toml",
+            "real-time vCPU 1 shares CPU 1 with vCPU 0",
+        ),
+        ("3,9", Level::Blocker, "CPU 9 of vCPU 1 is not online"),
+        ("2,3", Level::Limit, "real-time vCPU 1 may run on CPU 2-3"),
+        (
+            "2",
+            Level::Blocker,
+            "vCPU 1: CPU 2 here, and 3 in /etc/vcpufreq/NAME.toml",
         ),
     ] {
         let xml = with(PIN, &format!("<vcpupin vcpu='1' cpuset='{cpus}'/>"));
@@ -406,7 +365,7 @@ fn a_pin_is_proposed_that_no_vcpu_has() {
     let host = host();
     host.remove(OPTIONS_FILE);
     let pins = [
-        "<vcpupin vcpu='0' cpuset='2'/>",
+        "<vcpupin vcpu='0' cpuset='1'/>",
         "<vcpupin vcpu='1' cpuset='3'/>",
     ];
     for (old, new, line) in [
@@ -436,7 +395,12 @@ fn a_pin_is_proposed_that_no_vcpu_has() {
 #[test]
 fn a_vcpu_that_libvirt_alone_makes_real_time_has_no_options() {
     let host = host();
-    host.write(OPTIONS_FILE, OPTIONS.replace("rt = 'fifo:1'", ""));
+    host.write(
+        OPTIONS_FILE,
+        OPTIONS
+            .replace("rt = \"fifo:1\"", "")
+            .replace("resume-", "# "),
+    );
     let found = bad(&host, GOOD, Some(record()));
     let finding = on(&found, "vcpusched");
     assert_eq!(
@@ -445,7 +409,7 @@ fn a_vcpu_that_libvirt_alone_makes_real_time_has_no_options() {
         "{}",
         text(&found)
     );
-    let line = "rt = \"fifo:1\" below [vcpu.1] in /etc/vcpufreq/plc.toml";
+    let line = "rt = \"fifo:1\" below [vcpu.1] in /etc/vcpufreq/NAME.toml";
     assert_eq!(finding.change.as_deref(), Some(line));
 }
 
@@ -477,8 +441,8 @@ fn cpus_that_are_not_set_apart_are_found() {
         ("3", Some(of("1")), "has given guests CPU 1, and not 3"),
         (
             "3",
-            Some(of("2-3")),
-            "vCPU 0 is not real-time, and may run on CPU 2",
+            Some(of("1,3")),
+            "vCPU 0 is not real-time, and may run on CPU 1",
         ),
         ("3", Some(with_cpuset()), "profile mine has made a cpuset"),
     ] {
@@ -547,7 +511,7 @@ fn the_servers_options_are_compared() {
     let found = bad(&host, GOOD, Some(record()));
     assert_eq!(
         on(&found, "server").what,
-        "there is no /etc/vcpufreq/plc.toml"
+        "there is no /etc/vcpufreq/NAME.toml"
     );
     assert_eq!(exit_code(&found), 2);
 }
@@ -581,7 +545,12 @@ fn what_is_no_domain_is_refused() {
     let deep = format!("<domain>{}", "<a>".repeat(150_000));
     let closed = format!("{deep}{}</domain>", "</a>".repeat(150_000));
     let wide = format!("<domain>{}</domain>", "<a/>".repeat(300_000));
-    let list = |list: &str| with("'0-3,^2-3'", &format!("'{list}'"));
+    let list = |list: &str| {
+        with(
+            "<emulatorpin cpuset='0'",
+            &format!("<emulatorpin cpuset='{list}'"),
+        )
+    };
     for (xml, said) in [
         ("", "it is no XML"),
         ("virsh", "it is no XML"),
@@ -595,7 +564,7 @@ fn what_is_no_domain_is_refused() {
         (&with("</vcpu>", "000</vcpu>"), "from 1 to 512"),
         (
             &with("<vcpupin vcpu='1'", "<vcpupin vcpu='-1'"),
-            "line 15: <vcpupin>",
+            "line 16: <vcpupin>",
         ),
         (
             &with("<vcpusched vcpus='1'", "<vcpusched vcpus='1-'"),
@@ -603,7 +572,7 @@ fn what_is_no_domain_is_refused() {
         ),
         (
             &with("<iothreads>1", "<iothreads>9999999"),
-            "line 12: <iothreads>",
+            "line 13: <iothreads>",
         ),
         (&with("vectors='2'", "vectors='-2'"), "<msi>"),
         (&list("0-99999999"), "is no list of CPUs"),
@@ -620,7 +589,7 @@ fn what_is_no_domain_is_refused() {
 #[test]
 fn nothing_of_it_acts_on_a_terminal() {
     let name = format!("a\u{9b}31m{}", "b".repeat(100_000));
-    let xml = with("<name>plc", &format!("<name>{name}"));
+    let xml = with("<name>NAME", &format!("<name>{name}"));
     let found = bad(&host(), &xml, None);
     let shown = text(&found);
     assert!(shown.contains("a?31mbb") && !shown.contains('\u{9b}'));
@@ -630,13 +599,13 @@ fn nothing_of_it_acts_on_a_terminal() {
 #[test]
 fn json_has_the_name_and_the_exit_code() {
     let found = DomainFindings {
-        name: "plc".to_owned(),
+        name: "NAME".to_owned(),
         findings: bad(&host(), &with("<locked/>", ""), Some(record())),
     };
     let json = found.json();
     assert_eq!(
         (&json["domain"], &json["exit_code"]),
-        (&"plc".into(), &2.into())
+        (&"NAME".into(), &2.into())
     );
     assert_eq!(json["findings"][0]["level"], "blocker");
 }
