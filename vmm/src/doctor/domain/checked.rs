@@ -18,9 +18,32 @@ use crate::{
 pub struct CheckedDomain<'a> {
     pub xml: &'a DomainXml,
     pub around: &'a AroundDomain,
+    /// The vCPUs that libvirt or the server schedules so.
+    pub real_time: CpuList,
+    /// Their CPUs.
+    pub real_time_cpus: CpuList,
 }
 
 impl<'a> CheckedDomain<'a> {
+    pub fn new(xml: &'a DomainXml, around: &'a AroundDomain) -> Self {
+        let bare = Self {
+            xml,
+            around,
+            real_time: CpuList::default(),
+            real_time_cpus: CpuList::default(),
+        };
+        let is = |vcpu: &u32| bare.policy(*vcpu).is_some() || bare.server_policy(*vcpu).is_some();
+        let real_time: CpuList = bare.vcpus().filter(is).collect();
+        let pins = real_time
+            .iter()
+            .filter_map(|vcpu| xml.pin(vcpu).or(bare.server_pin(vcpu)));
+        Self {
+            real_time_cpus: pins.flat_map(CpuList::iter).collect(),
+            real_time,
+            ..bare
+        }
+    }
+
     pub fn vcpus(&self) -> std::ops::Range<u32> {
         0..self.xml.vcpus
     }
@@ -54,22 +77,9 @@ impl<'a> CheckedDomain<'a> {
         (policy.starts_with("fifo") || policy.starts_with("rr")).then_some(policy)
     }
 
-    /// The vCPUs that libvirt or the server schedules so.
-    pub fn real_time(&self) -> CpuList {
-        let is = |vcpu: &u32| self.policy(*vcpu).is_some() || self.server_policy(*vcpu).is_some();
-        self.vcpus().filter(is).collect()
-    }
-
-    /// Their CPUs.
-    pub fn real_time_cpus(&self) -> CpuList {
-        let vcpus = self.real_time().into_iter();
-        let pins = vcpus.filter_map(|vcpu| self.xml.pin(vcpu).or(self.server_pin(vcpu)));
-        pins.flat_map(CpuList::iter).collect()
-    }
-
-    /// The online CPUs but for theirs, as libvirt takes a list.
+    /// The online CPUs but for those of real-time vCPUs, as libvirt takes a list.
     pub fn housekeeping(&self) -> String {
-        let rest = self.around.online.without(&self.real_time_cpus());
+        let rest = self.around.online.without(&self.real_time_cpus);
         match rest.is_empty() {
             true => "0".to_owned(),
             false => rest.to_string(),
@@ -89,7 +99,7 @@ impl<'a> CheckedDomain<'a> {
         why: impl Into<String>,
     ) -> DoctorFinding {
         // Memory is locked for them alone.
-        match self.xml.locked || !self.real_time().is_empty() {
+        match self.xml.locked || !self.real_time.is_empty() {
             true => DoctorFinding::limit(subject, what, why),
             false => DoctorFinding::absent(subject, what, why),
         }

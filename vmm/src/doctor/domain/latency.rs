@@ -44,7 +44,7 @@ fn sched_line(vcpus: &CpuList, policy: RtPolicy) -> String {
 fn scheduling(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
     const NAME: &str = "vcpusched";
     let file = &of.around.options_file;
-    if of.real_time().is_empty() {
+    if of.real_time.is_empty() {
         let line = sched_line(&of.vcpus().last().into_iter().collect(), RtPolicy::Fifo(1));
         let what = "no vCPU is real-time";
         let found = of.delays(NAME, what, "each task on its CPU may delay a vCPU");
@@ -60,7 +60,7 @@ fn scheduling(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
         *vcpus = vcpus.or(&[vcpu].into_iter().collect());
     }
     if differ.is_empty() {
-        let what = format!("vCPU {} is real-time", of.real_time());
+        let what = format!("vCPU {} is real-time", of.real_time);
         return vec![DoctorFinding::good(NAME, what, "no normal task delays it")];
     }
     let found = differ

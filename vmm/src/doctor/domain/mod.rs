@@ -62,7 +62,7 @@ impl DomainFindings {
 }
 
 fn findings(xml: &DomainXml, around: &AroundDomain) -> Vec<DoctorFinding> {
-    let checked = CheckedDomain { xml, around };
+    let checked = CheckedDomain::new(xml, around);
     let mut found = latency::findings(&checked);
     found.extend(pins::findings(&checked));
     found.extend(bridge::findings(&checked));

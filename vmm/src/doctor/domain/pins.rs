@@ -2,6 +2,8 @@
 //! Which CPUs a domain's threads run on, and whether the host has set those of its real-time vCPUs
 //! apart.
 
+use std::collections::BTreeMap;
+
 use vcpufreq_device::host::CpuList;
 use vcpufreq_rt::Record;
 
@@ -27,10 +29,11 @@ fn vcpus(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
         .into_iter()
         .flatten()
         .collect();
-    found.extend(of.real_time().iter().flat_map(|vcpu| alone(of, vcpu)));
+    let on = by_cpu(of);
+    found.extend(of.real_time.iter().flat_map(|vcpu| alone(of, vcpu, &on)));
     found.extend(of.vcpus().filter_map(|vcpu| differs(of, vcpu)));
     if found.is_empty() {
-        let what = match of.real_time().is_empty() {
+        let what = match of.real_time.is_empty() {
             true => "each vCPU is pinned",
             false => "each vCPU is pinned, real-time ones alone on a CPU",
         };
@@ -44,7 +47,7 @@ fn unpinned(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
         .vcpus()
         .filter(|vcpu| of.xml.pin(*vcpu).is_none())
         .collect();
-    let real_time = vcpus.and(&of.real_time());
+    let real_time = vcpus.and(&of.real_time);
     let first = real_time.iter().chain(vcpus.iter()).next()?;
     let pins = of.vcpus().filter_map(|vcpu| of.xml.pin(vcpu));
     let taken: CpuList = pins.flat_map(CpuList::iter).collect();
@@ -75,8 +78,18 @@ fn not_online(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
     Some(finding.change(format!("take some of CPU {online}")))
 }
 
+/// The vCPUs that may run on each CPU.
+fn by_cpu(of: &CheckedDomain<'_>) -> BTreeMap<u32, Vec<u32>> {
+    let mut on: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for vcpu in of.vcpus() {
+        let cpus = of.xml.pin(vcpu).into_iter().flat_map(CpuList::iter);
+        cpus.for_each(|cpu| on.entry(cpu).or_default().push(vcpu));
+    }
+    on
+}
+
 /// Whether a real-time vCPU has one CPU, which no other has.
-fn alone(of: &CheckedDomain<'_>, vcpu: u32) -> Vec<DoctorFinding> {
+fn alone(of: &CheckedDomain<'_>, vcpu: u32, on: &BTreeMap<u32, Vec<u32>>) -> Vec<DoctorFinding> {
     let Some(cpus) = of.xml.pin(vcpu) else {
         return Vec::new();
     };
@@ -87,13 +100,12 @@ fn alone(of: &CheckedDomain<'_>, vcpu: u32) -> Vec<DoctorFinding> {
         let line = pin_line(vcpu, &[*first].into_iter().collect());
         found.push(finding.change(line));
     }
-    let shares = |other: &u32| {
-        let pin = of.xml.pin(*other);
-        *other != vcpu && pin.is_some_and(|pin| !pin.and(cpus).is_empty())
+    let other = |cpu: u32| {
+        let mut others = on.get(&cpu).into_iter().flatten();
+        Some((cpu, others.find(|other| **other != vcpu)?))
     };
-    let others: CpuList = of.vcpus().filter(shares).collect();
-    if !others.is_empty() {
-        let what = format!("real-time vCPU {vcpu} shares CPU {cpus} with vCPU {others}");
+    if let Some((cpu, other)) = cpus.iter().find_map(other) {
+        let what = format!("real-time vCPU {vcpu} shares CPU {cpu} with vCPU {other}");
         let finding = of.refuses(PIN, what, "one of them waits while the other runs");
         found.push(finding.change("give each a CPU of its own, here and in the server's options"));
     }
@@ -143,19 +155,19 @@ fn others(
     (threads, own): (&str, Option<&CpuList>),
     line: String,
 ) -> DoctorFinding {
-    let real_time = of.real_time_cpus();
+    let real_time = &of.real_time_cpus;
     let Some(own) = own else {
         let what = format!("{threads} may run on each CPU");
         let finding = of.delays(subject, what, "they run on those of vCPUs too");
         return finding.change(line);
     };
-    let both = own.and(&real_time);
+    let both = own.and(real_time);
     if both.is_empty() {
         let what = format!("{threads} run on CPU {own}");
         return DoctorFinding::good(subject, what, "no real-time vCPU waits for them");
     }
     let what = format!("{threads} may run on real-time CPU {both}");
-    let finding = match own.without(&real_time).is_empty() {
+    let finding = match own.without(real_time).is_empty() {
         true => of.refuses(
             subject,
             what,
@@ -169,7 +181,7 @@ fn others(
 /// Whether nothing else runs on the CPUs of real-time vCPUs.
 fn apart(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
     const NAME: &str = "set apart";
-    let cpus = of.real_time_cpus();
+    let cpus = &of.real_time_cpus;
     if cpus.is_empty() {
         return None;
     }
@@ -194,9 +206,9 @@ fn apart(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
         }
         let what = format!("CPU {left}: by isolcpus alone");
         let finding = of.refuses(NAME, what, "interrupts and kernel threads run there");
-        return Some(finding.change(apply_line(&of.xml.name, &cpus)));
+        return Some(finding.change(apply_line(&of.xml.name, cpus)));
     };
-    Some(by_record(of, record, &cpus))
+    Some(by_record(of, record, cpus))
 }
 
 fn apply_line(guest: &str, cpus: &CpuList) -> String {
@@ -222,7 +234,7 @@ fn by_record(of: &CheckedDomain<'_>, record: &Record, cpus: &CpuList) -> DoctorF
         let finding = DoctorFinding::blocker(NAME, what, why);
         return finding.change(apply_line(&of.xml.name, cpus));
     }
-    let is_normal = |vcpu: &u32| !of.real_time().contains(*vcpu);
+    let is_normal = |vcpu: &u32| !of.real_time.contains(*vcpu);
     let pins = of.vcpus().filter(is_normal);
     let pins = pins.filter_map(|vcpu| Some((vcpu, of.xml.pin(vcpu)?)));
     let mut there = pins.filter(|(_, pin)| !pin.and(&given).is_empty());

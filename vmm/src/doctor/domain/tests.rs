@@ -368,16 +368,14 @@ fn a_pin_is_proposed_that_no_vcpu_has() {
         "<vcpupin vcpu='0' cpuset='1'/>",
         "<vcpupin vcpu='1' cpuset='3'/>",
     ];
-    for (old, new, line) in [
-        (pins[1], "", "<vcpupin vcpu='1' cpuset='3'/>"),
-        (
-            pins[1],
-            "<vcpupin vcpu='0' cpuset='3'/>",
-            "<vcpupin vcpu='1' cpuset='2'/>",
-        ),
-        (pins[1], "<vcpupin vcpu='0' cpuset='0-3'/>", "fewer vCPUs"),
+    for (first, line) in [
+        ("1", "<vcpupin vcpu='1' cpuset='3'/>"),
+        ("3", "<vcpupin vcpu='1' cpuset='2'/>"),
+        ("0-3", "fewer vCPUs"),
     ] {
-        let found = bad(&host, &with(old, new), Some(record()));
+        let first = format!("<vcpupin vcpu='0' cpuset='{first}'/>");
+        let xml = with(pins[1], "").replace(pins[0], &first);
+        let found = bad(&host, &xml, Some(record()));
         let change = on(&found, "vcpupin").change.clone().unwrap();
         assert!(change.contains(line), "{line}: {change}");
     }
@@ -542,9 +540,9 @@ fn a_domain_without_real_time_vcpus_needs_its_bridge_alone() {
 fn what_is_no_domain_is_refused() {
     let laughs =
         "<!DOCTYPE d [<!ENTITY a 'ha'><!ENTITY b '&a;&a;'>]><domain><name>&b;</name></domain>";
-    let deep = format!("<domain>{}", "<a>".repeat(150_000));
-    let closed = format!("{deep}{}</domain>", "</a>".repeat(150_000));
-    let wide = format!("<domain>{}</domain>", "<a/>".repeat(300_000));
+    let deep = format!("<domain>{}", "<a>".repeat(40_000));
+    let closed = format!("{deep}{}</domain>", "</a>".repeat(40_000));
+    let wide = format!("<domain>{}</domain>", "<a/>".repeat(60_000));
     let list = |list: &str| {
         with(
             "<emulatorpin cpuset='0'",
@@ -579,11 +577,38 @@ fn what_is_no_domain_is_refused() {
         (&list("^0"), "is no list of CPUs"),
         (&list(&"0-65535,".repeat(1000)), "is no list of CPUs"),
         (&list(""), "is no list of CPUs"),
+        (&list("8192"), "is no list of CPUs"),
+        (&list("0-8191,0-8191,0"), "is no list of CPUs"),
+        (
+            &with("<vcpupin vcpu='1'", "<vcpupin vcpu='0'"),
+            "is there twice",
+        ),
+        (
+            &with(
+                "<vcpusched",
+                "<vcpusched vcpus='0-1' scheduler='rr' priority='1'/><vcpusched",
+            ),
+            "is there twice",
+        ),
     ] {
         let error = DomainXml::parse(xml).unwrap_err().to_string();
         assert!(error.contains(said), "{said}: {error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
+}
+
+/// The work is bounded, too: it is no more than a line for each vCPU and iothread.
+#[test]
+fn the_largest_domain_is_looked_at() {
+    let pins = (0..512).map(|vcpu| format!("<vcpupin vcpu='{vcpu}' cpuset='0-8191'/>"));
+    let pins: String = pins.collect();
+    let xml = format!(
+        "<domain type='kvm'><name>NAME</name><vcpu>512</vcpu><iothreads>512</iothreads><cputune>{pins}\
+         <vcpusched vcpus='0-511' scheduler='fifo' priority='1'/></cputune></domain>"
+    );
+    let found = bad(&host(), &xml, Some(record()));
+    let pins = found.iter().filter(|finding| finding.subject == "vcpupin");
+    assert!(pins.count() >= 1024);
 }
 
 #[test]

@@ -11,9 +11,11 @@ use vcpufreq_device::host::CpuList;
 use crate::config::MAX_VCPUS;
 
 /// More elements, attributes and texts than a domain with any hardware has.
-const NODES: u32 = 200_000;
+const NODES: u32 = 50_000;
 /// The longest list of CPUs, in bytes.
 const LIST: usize = 1024;
+/// More CPUs than any kernel has.
+const CPUS: u16 = 8192;
 /// The largest number of iothreads.
 const IOTHREADS: u32 = 512;
 
@@ -135,22 +137,27 @@ impl DomainXml {
             match node.tag_name().name() {
                 "vcpupin" => {
                     let vcpu = number(node, node.attribute("vcpu"), 0, MAX_VCPUS - 1)?;
-                    self.pins
-                        .extend(cpus(node, "cpuset")?.map(|cpus| (vcpu, cpus)));
+                    let cpus = cpus(node, "cpuset")?.unwrap_or_default();
+                    once(node, self.pins.insert(vcpu, cpus))?;
                 }
                 "emulatorpin" => self.emulator = cpus(node, "cpuset")?,
                 "iothreadpin" => {
                     let thread = number(node, node.attribute("iothread"), 1, IOTHREADS)?;
-                    self.iothreads.insert(thread, cpus(node, "cpuset")?);
+                    once(
+                        node,
+                        self.iothreads
+                            .insert(thread, cpus(node, "cpuset")?)
+                            .flatten(),
+                    )?;
                 }
                 "vcpusched" => {
                     let policy = match node.attribute("priority") {
                         Some(priority) => format!("{}:{priority}", attribute(node, "scheduler")),
                         None => attribute(node, "scheduler"),
                     };
-                    let vcpus = cpus(node, "vcpus")?.unwrap_or_default().into_iter();
-                    self.policies
-                        .extend(vcpus.map(|vcpu| (vcpu, policy.clone())));
+                    for vcpu in cpus(node, "vcpus")?.unwrap_or_default() {
+                        once(node, self.policies.insert(vcpu, policy.clone()))?;
+                    }
                 }
                 name if name.ends_with("quota") => {
                     let limit = node.text().and_then(|text| text.trim().parse::<i64>().ok());
@@ -215,12 +222,21 @@ fn cpus(node: Node<'_, '_>, name: &str) -> anyhow::Result<Option<CpuList>> {
     if text.len() > LIST {
         return Err(wrong());
     }
-    let mut list = CpuList::default();
+    let (mut list, mut seen) = (CpuList::default(), 0_usize);
     for part in text.split(',').map(str::trim) {
         let (part, is_out) = part
             .strip_prefix('^')
             .map_or((part, false), |part| (part, true));
         let cpus: CpuList = part.parse().map_err(|_| wrong())?;
+        seen += cpus.len();
+        if cpus
+            .iter()
+            .next_back()
+            .is_some_and(|last| last >= CPUS.into())
+            || seen > 2 * usize::from(CPUS)
+        {
+            return Err(wrong());
+        }
         list = match is_out {
             true => list.without(&cpus),
             false => list.or(&cpus),
@@ -229,6 +245,14 @@ fn cpus(node: Node<'_, '_>, name: &str) -> anyhow::Result<Option<CpuList>> {
     match list.is_empty() {
         true => Err(wrong()),
         false => Ok(Some(list)),
+    }
+}
+
+/// Fails if there was one before, as libvirt does.
+fn once<T>(node: Node<'_, '_>, before: Option<T>) -> anyhow::Result<()> {
+    match before {
+        Some(_) => Err(malformed(node, "is there twice for one thread")),
+        None => Ok(()),
     }
 }
 
