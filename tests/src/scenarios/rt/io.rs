@@ -59,6 +59,7 @@ busybox ifconfig eth0 10.0.2.15 up || exit
 disk=/dev/vda address=10.0.2.2";
 /// The same for a guest without devices.
 const LOAD_OF_RUN: &str = "
+busybox insmod /lab/modules/configfs.ko || exit
 busybox insmod /lab/modules/null_blk.ko nr_devices=1 completion_nsec=200000 irqmode=2 || exit
 busybox ifconfig lo up || exit
 disk=/dev/nullb0 address=127.0.0.1";

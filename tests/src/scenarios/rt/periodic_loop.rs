@@ -20,10 +20,8 @@ use crate::harness::console_commands::{insmod, rmmod};
 use crate::harness::guest_shell;
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
-use crate::harness::rt_command::succeeded;
 use crate::harness::sysfs;
 use crate::harness::vm::Setup;
-use crate::harness::vmm::Vmm;
 
 const MODULE: &str = "vcpufreq_rt_loop";
 const STATS: &str = "/sys/kernel/debug/vcpufreq_rt_loop/stats";
@@ -108,13 +106,8 @@ fn row(cpu: u32, scheduler: &str, load: &str) -> Result<Value> {
 fn guest_row(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     let setup = Setup {
         mem_mib: Some(MEM_MIB),
-        ..plan.real_time(&[little, cpu]).with(&["--rt", "1=fifo:1"])
+        ..plan.mirroring(&[little, cpu]).with(&["--rt", "1=fifo:1"])
     };
-    // `vcpufreq run` takes a host that is not prepared, too.
-    let prepared = plan.vmm == Vmm::Qemu;
-    if prepared {
-        succeeded(&["apply", "--guest", &format!("plc={cpu}")])?;
-    }
     let mut vm = guest::boot(plan, &setup)?;
     let seconds = (IGNORED + COUNTED).as_secs();
     let script = format!(
@@ -123,9 +116,6 @@ fn guest_row(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     );
     let stats = guest_shell::ask(&mut vm, &script)?;
     vm.quit()?;
-    if prepared {
-        succeeded(&["restore"])?;
-    }
     let mut row = figures(&stats)?;
     row["scheduler"] = json!("real-time, in a guest");
     row["load"] = json!("none");
