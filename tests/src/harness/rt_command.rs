@@ -7,6 +7,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 pub const CONFIG: &str = "/run/rt.toml";
+/// What `apply` leaves for `restore`.
+pub const RECORD: &str = "/run/vcpufreq-rt/rt.json";
 pub const NOBODY: u32 = 65534;
 
 pub fn command(line: &[&str]) -> Command {

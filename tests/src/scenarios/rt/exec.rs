@@ -16,11 +16,8 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    inventory::{Inventory, changes, everything},
-    settings::RECORD,
-};
-use crate::harness::rt_command::{CONFIG, command, succeeded};
+use super::inventory::{Inventory, changes, everything};
+use crate::harness::rt_command::{CONFIG, RECORD, command, succeeded};
 
 /// The processes that are killed beside the command.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -22,10 +22,9 @@ use super::impostors;
 use super::inventory::{Inventory, changes, everything, values_of};
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
-use crate::harness::rt_command::{CONFIG, NOBODY, command, json_of, output, succeeded};
+use crate::harness::rt_command::{CONFIG, NOBODY, RECORD, command, json_of, output, succeeded};
 use crate::harness::sysfs;
 
-pub(super) const RECORD: &str = "/run/vcpufreq-rt/rt.json";
 const SWAPPINESS: &str = "/proc/sys/vm/swappiness";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
