@@ -185,7 +185,10 @@ impl IoGuest<'_> {
         let before = counters(vm)?;
         let trace = Trace::start()?;
         let energy = energy_uj(self.policy)?;
-        let latency = idle_latency(vm)?;
+        // By hand nothing is applied, from which it would know these.
+        let others: CpuList = self.others()?.into_iter().collect();
+        let [cpu, others] = [self.cpu.to_string(), others.to_string()];
+        let latency = idle_latency(vm, &["--cpus", &cpu, "--others", &others])?;
         let energy = energy_uj(self.policy)? - energy;
         let seen = trace.stop()?;
         let loaded: Vec<u64> = (counters(vm)?.iter().zip(&before))

@@ -90,7 +90,7 @@ fn apart(vm: &mut Vm, cpu: u32) -> Result<Value> {
     let exits = Exits::watch()?;
     let trace = Trace::start()?;
     sleep(PATCHED);
-    let latency = idle_latency(vm)?;
+    let latency = idle_latency(vm, &[])?;
     let seen = trace.stop()?;
     let exits = exits.stop()?.at(device.trapping(0..2));
     let lost = trace::lost_on(cpu)?;
@@ -112,16 +112,17 @@ fn at_maximum(vm: &mut Vm, rt: &Policy) -> Result<Value> {
     let exits = Exits::watch()?;
     Trace::start()?;
     sleep(PATCHED);
-    let latency = idle_latency(vm)?;
+    let latency = idle_latency(vm, &[])?;
     trace::off()?;
     exits.stop()?;
     sysfs::write(&governor, "schedutil")?;
     Ok(latency)
 }
 
-/// Of 10 s in the guest without load.
-pub(super) fn idle_latency(vm: &mut Vm) -> Result<Value> {
-    let report = report(vm, &["--guest-only", "--loads", "idle", "--time", "10s"])?;
+/// Of 10 s in the guest without load, with more options of `rt report`.
+pub(super) fn idle_latency(vm: &mut Vm, more: &[&str]) -> Result<Value> {
+    let line = ["--guest-only", "--loads", "idle", "--time", "10s"];
+    let report = report(vm, &[&line, more].concat())?;
     let mut latency = report["runs"][0]["latencies"][0].clone();
     latency["histogram"].take();
     Ok(latency)
