@@ -11,7 +11,8 @@ use super::ServedVmm;
 
 /// How long a VMM may do nothing before it has locked its memory. QEMU has its vCPUs' threads earlier.
 const IDLE: Duration = Duration::from_secs(3);
-/// How long one that works may take: QEMU locks some GiB a second, and other VMs wait meanwhile.
+/// How long one that works may take: the server heeds no signal meanwhile. A guest of so much memory
+/// that this takes longer is refused; 768 MiB were the largest that was tried.
 const AT_MOST: Duration = Duration::from_secs(60);
 /// How often to look, in ms.
 const LOOK_EVERY: u16 = 20;
