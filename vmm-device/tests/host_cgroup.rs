@@ -175,7 +175,9 @@ fn the_place_is_in_the_processes_own_group_if_that_is_delegated() {
     let own = host.cg("vms.slice/vm.service");
     assert_eq!((&place.parent, &place.origin), (&own, &own));
     assert!(place.enables_cpu);
-    // Another process in it would be in the way.
+    // Another process in it would be in the way. A limit keeps this one out of the group above,
+    // which is its user's where that is not root.
+    host.set("vms.slice/vm.service/memory.max", "4096\n");
     host.set("vms.slice/vm.service/cgroup.procs", "1\n");
     let error = host.found().unwrap_err();
     assert!(matches!(error, CgroupError::InternalProcesses { .. }));

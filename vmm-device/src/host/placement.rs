@@ -222,7 +222,7 @@ fn check_writable(path: &Path) -> Result<(), CgroupError> {
 /// Whether this process may divide `group`. Below systemd, a user's instance included, only marked
 /// groups may be divided. Without systemd the owner may, except root, which owns all.
 fn is_delegated(group: &Path, mount: &Path) -> bool {
-    if group == mount {
+    if group == mount || !group.starts_with(mount) {
         return false;
     }
     let managed = group.ancestors().take_while(|above| *above != mount);
