@@ -155,7 +155,7 @@ impl Options {
     pub fn run(&self, artifacts: &Artifacts, repo: &Path) -> Result<bool> {
         ensure!(
             !self.scenarios.is_empty(),
-            "no scenario given; see lab/README.md for their names"
+            "no scenario given; their names are in tests/src/scenarios/mod.rs and the lists below it"
         );
         let report = self.report(artifacts, repo)?;
         for (result, took_s) in report.results.iter().zip(&report.took_s) {
