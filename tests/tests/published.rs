@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The crates as a registry would have them. Each has what docs.rs and a reader need: an address, a
-//! README, and targets for its documentation. Its package has the licences, and the files that its
-//! sources and tests are compiled from. Unpacked away from this workspace, the library runs its
-//! example on real KVM. Whether the packages compile, the lab tries by `cargo publish --dry-run`.
+//! README with an example that is a test of the crate, and targets for its documentation. Its package
+//! has the licences, and the files that its sources and tests are compiled from. Unpacked away from
+//! this workspace, the library runs its example on real KVM. Whether the packages compile, the lab
+//! tries by `cargo publish --dry-run`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -88,6 +89,12 @@ fn each_published_crate_has_what_docs_and_readers_need() {
         }
         let targets = &package["metadata"]["docs"]["rs"]["targets"];
         assert!(targets.is_array(), "{name}: docs.rs has no targets");
+        let folder = Path::new(text(package, "manifest_path")).with_file_name("");
+        let readme = fs::read_to_string(folder.join(text(package, "readme"))).expect("README");
+        assert!(readme.contains("\n```rust\n"), "{name}: no example");
+        let library = fs::read_to_string(folder.join("src/lib.rs")).expect("lib.rs");
+        let tested = library.contains("#[cfg(doctest)]\n#[doc = include_str!(\"../README.md\")]");
+        assert!(tested, "{name}: nothing tests the README's example");
     }
 }
 
