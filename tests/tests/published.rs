@@ -11,6 +11,11 @@ use std::process::Command;
 
 use serde_json::Value;
 
+#[path = "layout/metadata.rs"]
+mod metadata;
+
+use metadata::{name, packages};
+
 /// What cargo prints on stdout.
 fn cargo(words: &[&str], folder: &Path) -> String {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -42,12 +47,9 @@ fn root() -> PathBuf {
 
 /// Cargo's facts of each crate that is published.
 fn published() -> Vec<Value> {
-    let words = ["metadata", "--no-deps", "--offline", "--format-version=1"];
-    let metadata: Value = serde_json::from_str(&cargo(&words, &root())).expect("JSON");
-    let packages = metadata["packages"].as_array().expect("packages");
+    let all = packages().into_iter();
     // With `publish = false` it is a list without a registry.
-    let published = packages.iter().filter(|one| one["publish"].is_null());
-    published.cloned().collect()
+    all.filter(|one| one["publish"].is_null()).collect()
 }
 
 fn text<'a>(package: &'a Value, key: &str) -> &'a str {
@@ -79,7 +81,7 @@ fn each_published_crate_has_what_docs_and_readers_need() {
     let published = published();
     assert!(published.len() >= 3, "{published:?}");
     for package in &published {
-        let name = text(package, "name");
+        let name = name(package).expect("a name");
         for key in ["description", "license", "repository", "readme"] {
             assert!(!text(package, key).is_empty(), "{name} has no {key}");
         }
@@ -114,7 +116,7 @@ fn the_packages_are_whole_and_the_library_runs_its_example() {
         at,
     ];
     let published = published();
-    let names = published.iter().map(|one| text(one, "name"));
+    let names = published.iter().filter_map(name);
     let crates = names.clone().flat_map(|name| ["-p", name]);
     let words: Vec<&str> = package.into_iter().chain(crates).collect();
     cargo(&words, &root());
