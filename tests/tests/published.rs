@@ -80,11 +80,14 @@ fn missing_files(folder: &Path) -> Vec<String> {
 fn each_published_crate_has_what_docs_and_readers_need() {
     let published = published();
     assert!(published.len() >= 3, "{published:?}");
+    let changelog = fs::read_to_string(root().join("CHANGELOG.md")).expect("the changelog");
     for package in &published {
         let name = name(package).expect("a name");
         for key in ["description", "license", "repository", "readme"] {
             assert!(!text(package, key).is_empty(), "{name} has no {key}");
         }
+        let promised = changelog.contains(&format!("`{name}`"));
+        assert!(promised, "the changelog doesn't state what {name} promises");
         for key in ["keywords", "categories"] {
             let count = package[key].as_array().map_or(0, Vec::len);
             assert!((1..=5).contains(&count), "{name}: {count} {key}");
