@@ -43,7 +43,7 @@ sanitize: ## the libraries' tests with AddressSanitizer, then under valgrind
 packages: ## Debian's packages of program and kernel modules, and archives, in out/packages, tried on Debian 12 and 13
 	@$(LAB) packages
 
-release: ## packages, built twice, if no crate has a known vulnerability
+release: ## packages, built twice, if no crate has a known vulnerability and a registry would take the crates
 	@$(LAB) packages --release
 
 lab-shell: ## a console on the emulated host

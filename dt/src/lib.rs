@@ -68,3 +68,8 @@ pub use machine::Machine;
 pub use merge::{MergeNote, MergedTree, Seeds, merge};
 pub use merge_error::MergeError;
 pub use vm_fdt;
+
+/// Its example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -69,3 +69,8 @@ pub use worker::WorkerEvents;
 
 #[cfg(feature = "load")]
 pub use libbpf_log::verify;
+
+/// Its example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -12,6 +12,7 @@ use crate::cross::{self, HOST_FEATURES};
 use crate::kernel_source;
 use crate::known::KnownVersions;
 use crate::progress::{Step, above};
+use crate::publish;
 use crate::set::Set;
 use crate::supply;
 use crate::verdict::{TestResult, Verdict, tell};
@@ -35,6 +36,9 @@ pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<TestR
             };
             note(&name, &text);
         }
+    }
+    if set == Set::Short {
+        tried.push(publish::tried(cache, repo)?);
     }
     if set == Set::Long {
         tried.extend(machine_lints(&known, repo)?);

@@ -42,6 +42,7 @@ mod out;
 mod own_kernel;
 mod packages;
 mod progress;
+mod publish;
 mod qemu;
 mod result_port;
 mod root;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The layout of the sources, as docs/design.md draws it:
+//! The layout of the sources, as docs/architecture.md draws it:
 //! - a crate depends on crates below it only
 //! - the modules of a crate use each other without a cycle, and none uses what a module above it
 //!   defines, if that one uses it
@@ -14,13 +14,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::Value;
 
+#[path = "layout/metadata.rs"]
+mod metadata;
 #[path = "layout/uses.rs"]
 mod uses;
 
+use metadata::{name, packages};
 use uses::{Module, cycles, cycles_with_parts, uses_of};
 
 /// Each crate and what it may depend on, the lowest first.
@@ -394,17 +396,4 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
         }
     }
     found
-}
-
-fn name(value: &Value) -> Option<&str> {
-    value["name"].as_str()
-}
-
-/// This workspace's packages.
-fn packages() -> Vec<Value> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let words = ["metadata", "--no-deps", "--offline", "--format-version=1"];
-    let output = Command::new(cargo).args(words).output().expect("cargo");
-    let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    metadata["packages"].as_array().expect("packages").clone()
 }

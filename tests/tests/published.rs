@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The crates as a registry would have them: each has what a registry requires, and the files that its
-//! sources and tests are compiled from. Packaged, and unpacked away from this workspace, they compile,
-//! and the library's example runs on real KVM.
+//! The crates as a registry would have them. Each has what docs.rs and a reader need: an address, a
+//! README with an example that is a test of the crate, and targets for its documentation. Its package
+//! has the licences, and the files that its sources and tests are compiled from. Unpacked away from
+//! this workspace, the library runs its example on real KVM. Whether the packages compile, the lab
+//! tries by `cargo publish --dry-run`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// All that a registry would have, the program first.
-const CRATES: [&str; 7] = [
-    "vcpufreq",
-    "vcpufreq-bench",
-    "vcpufreq-device",
-    "vcpufreq-dt",
-    "vcpufreq-host-bpf",
-    "vcpufreq-load",
-    "vcpufreq-rt",
-];
+use serde_json::Value;
 
-/// What cargo prints on stdout and on stderr.
-fn cargo(words: &[&str], folder: &Path) -> (String, String) {
+#[path = "layout/metadata.rs"]
+mod metadata;
+
+use metadata::{name, packages};
+
+/// What cargo prints on stdout.
+fn cargo(words: &[&str], folder: &Path) -> String {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    let output = command.args(words).current_dir(folder).output();
-    let output = output.expect("cargo");
+    command.args(words).current_dir(folder);
+    if words[0].starts_with("-Z") {
+        command.env("RUSTC_BOOTSTRAP", "1");
+    }
+    let output = command.output().expect("cargo");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let errors = text(&output.stderr);
     assert!(output.status.success(), "cargo {words:?}: {errors}");
-    (text(&output.stdout), errors)
+    text(&output.stdout)
 }
 
 /// Where the package of a crate is unpacked, in the folder that it was made in.
@@ -40,13 +41,19 @@ fn unpacked(folder: &Path, name: &str) -> PathBuf {
     folder.join(name)
 }
 
-/// What cargo warns of is not there, and a registry requires it. An address of the project is optional.
-fn lacks(warnings: &str) -> Vec<&str> {
-    let lines = warnings.lines();
-    let lists = lines.filter_map(|line| line.split_once("manifest has no "));
-    let words = lists.flat_map(|(_, list)| list.split([' ', ',']));
-    let required = words.filter(|word| ["description", "license"].contains(word));
-    required.collect()
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Cargo's facts of each crate that is published.
+fn published() -> Vec<Value> {
+    let all = packages().into_iter();
+    // With `publish = false` it is a list without a registry.
+    all.filter(|one| one["publish"].is_null()).collect()
+}
+
+fn text<'a>(package: &'a Value, key: &str) -> &'a str {
+    package[key].as_str().unwrap_or_default()
 }
 
 /// The files below a folder of a package that its sources name to the compiler, and that aren't in it.
@@ -69,37 +76,41 @@ fn missing_files(folder: &Path) -> Vec<String> {
     missing
 }
 
-/// Compiles the unpacked program. No registry has the other crates: they are the unpacked ones too.
-fn check(folder: &Path) {
-    let target = folder.join("target");
-    let target = target.to_str().expect("UTF-8");
-    let options = ["--offline", "--no-default-features", "--target-dir", target];
-    let [program, others @ ..] = CRATES.map(|name| unpacked(folder, name));
-    let patches = CRATES.iter().skip(1).zip(&others);
-    let patches: Vec<_> = patches
-        .map(|(name, at)| format!("patch.crates-io.{name}.path={at:?}"))
-        .collect();
-    let patches = patches
-        .iter()
-        .flat_map(|patch| ["--config", patch.as_str()]);
-    let words: Vec<&str> = ["check"]
-        .into_iter()
-        .chain(options)
-        .chain(patches)
-        .collect();
-    cargo(&words, &program);
-    for at in [program].iter().chain(&others) {
-        assert!(at.join("LICENSES/Apache-2.0.txt").exists(), "{at:?}");
+#[test]
+fn each_published_crate_has_what_docs_and_readers_need() {
+    let published = published();
+    assert!(published.len() >= 3, "{published:?}");
+    let changelog = fs::read_to_string(root().join("CHANGELOG.md")).expect("the changelog");
+    for package in &published {
+        let name = name(package).expect("a name");
+        for key in ["description", "license", "repository", "readme"] {
+            assert!(!text(package, key).is_empty(), "{name} has no {key}");
+        }
+        let promised = changelog.contains(&format!("`{name}`"));
+        assert!(promised, "the changelog doesn't state what {name} promises");
+        for key in ["keywords", "categories"] {
+            let count = package[key].as_array().map_or(0, Vec::len);
+            assert!((1..=5).contains(&count), "{name}: {count} {key}");
+        }
+        let targets = &package["metadata"]["docs"]["rs"]["targets"];
+        assert!(targets.is_array(), "{name}: docs.rs has no targets");
+        let folder = Path::new(text(package, "manifest_path")).with_file_name("");
+        let readme = fs::read_to_string(folder.join(text(package, "readme"))).expect("README");
+        assert!(readme.contains("\n```rust\n"), "{name}: no example");
+        let library = fs::read_to_string(folder.join("src/lib.rs")).expect("lib.rs");
+        let tested = library.contains("#[cfg(doctest)]\n#[doc = include_str!(\"../README.md\")]");
+        assert!(tested, "{name}: nothing tests the README's example");
     }
 }
 
 #[test]
-#[ignore = "compiles every crate anew: make test-long"]
-fn the_packaged_crates_compile_and_the_library_runs_its_example() {
+#[ignore = "compiles the library anew: make test-long"]
+fn the_packages_are_whole_and_the_library_runs_its_example() {
     let dir = tempfile::tempdir().expect("a folder");
     let at = dir.path().to_str().expect("UTF-8");
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    // Of crates that need each other, a cargo before 1.89 needs the feature's name.
     let package = [
+        "-Zpackage-workspace",
         "package",
         "--offline",
         "--allow-dirty",
@@ -107,10 +118,11 @@ fn the_packaged_crates_compile_and_the_library_runs_its_example() {
         "--target-dir",
         at,
     ];
-    let crates = CRATES.iter().flat_map(|name| ["-p", name]);
+    let published = published();
+    let names = published.iter().filter_map(name);
+    let crates = names.clone().flat_map(|name| ["-p", name]);
     let words: Vec<&str> = package.into_iter().chain(crates).collect();
-    let (_, warnings) = cargo(&words, &workspace);
-    assert_eq!(lacks(&warnings), [""; 0], "{warnings}");
+    cargo(&words, &root());
     let unpacked = |name: &str| unpacked(dir.path(), name);
     // What its makefile needs is there: clang and libbpf, which compile it, are in the lab.
     let mut make = Command::new("make");
@@ -119,13 +131,12 @@ fn the_packaged_crates_compile_and_the_library_runs_its_example() {
         .arg(unpacked("vcpufreq-host-bpf").join("bpf"));
     let made = made.output().expect("make");
     assert!(made.status.success(), "{made:?}");
-    let missing = CRATES.map(|name| {
-        let package = unpacked(name);
-        ["src", "tests"].map(|part| missing_files(&package.join(part)))
-    });
-    let missing = missing.into_iter().flatten().flatten();
-    assert_eq!(missing.collect::<Vec<_>>(), [""; 0]);
-    check(dir.path());
+    for package in names.map(unpacked) {
+        let licence = package.join("LICENSES/Apache-2.0.txt");
+        assert!(licence.exists(), "{}", licence.display());
+        let missing = ["src", "tests"].map(|part| missing_files(&package.join(part)));
+        assert_eq!(missing.concat(), [""; 0]);
+    }
     let test = [
         "test",
         "--offline",
@@ -135,7 +146,7 @@ fn the_packaged_crates_compile_and_the_library_runs_its_example() {
         "--",
         "--nocapture",
     ];
-    let (printed, _) = cargo(&test, &unpacked("vcpufreq-device"));
+    let printed = cargo(&test, &unpacked("vcpufreq-device"));
     print!("{printed}");
     assert!(printed.contains("1 passed"), "{printed}");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The way of set_perf, as docs/design.md has it: from KVM_RUN's return, or the worker's wake-up, to
+//! The way of set_perf, as docs/architecture.md has it: from KVM_RUN's return, or the worker's wake-up, to
 //! the write of the clamp. What counts is the call stack at that write.
 //! - each function calls the next
 //! - by `exit` it has at most 12 files and 20 functions, by `ioeventfd` at most 15 files
@@ -88,7 +88,7 @@ fn by_ioeventfd() {
 
 /// Checks each step of a way; its files and functions.
 fn walk(way: &[Step]) -> (usize, usize) {
-    let design = read("docs/design.md");
+    let page = read("docs/architecture.md");
     for pair in way.windows(2) {
         let ((file, function, next), (_, following, _)) = (pair[0], pair[1]);
         let is_closure = file.ends_with("domain.rs") && next == CLOSURE;
@@ -108,8 +108,8 @@ fn walk(way: &[Step]) -> (usize, usize) {
         let name = file.trim_start_matches("vmm-device/src/");
         let name = name.trim_start_matches("kvm/ioeventfd/");
         assert!(
-            design.contains(&format!("`{name}`")),
-            "docs/design.md lacks {name}"
+            page.contains(&format!("`{name}`")),
+            "docs/architecture.md lacks {name}"
         );
     }
     let files: BTreeSet<&str> = way.iter().map(|(file, _, _)| *file).collect();

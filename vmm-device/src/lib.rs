@@ -81,3 +81,8 @@ pub use regs::*;
 pub use state::{CheckedState, DeviceState, RequestState, StateError, VcpuState};
 pub use table::{PerfTable, TableError};
 pub use units::{DomainId, Khz, Util, VcpuId};
+
+/// Its example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
