@@ -20,6 +20,7 @@ use crate::args::GuestArgs;
 use crate::findings::{Findings, LACKS, lacks, print, write};
 use crate::freq_limits::FreqLimits;
 use crate::guest::{Guest, keep_aside};
+use crate::load_client::LoadClient;
 use crate::machine::{BenchMachine, Cluster};
 use crate::undo;
 use crate::variant::mirror;
@@ -180,11 +181,7 @@ fn sweep(
         // Where a cpuset forbids that, a row takes more tries.
         let _ = keep_aside(guest.processes.iter().copied().chain(own), other);
     }
-    let governor = policy_file(vcpu, "scaling_governor");
-    guest
-        .console
-        .ask(&format!("write {governor} userspace"))
-        .context("the guest's kernel needs CONFIG_CPU_FREQ_GOV_USERSPACE")?;
+    request_by_userspace(&mut guest.console, vcpu)?;
     let floor = floors.iter().find(|floor| floor.cpus.contains(pcpu));
     let opps: Vec<u32> = cluster.opps_in_reach().collect();
     // Without a table on the host, a floor is no step of one.
@@ -201,6 +198,22 @@ fn sweep(
         Ok(row)
     })
     .collect()
+}
+
+/// Gives a guest's policy the governor `userspace`, after `performance` has made a request: before a
+/// policy's first request `userspace` is a BUG in a guest with the kernel's own driver
+/// (contrib/upstream/virtual-cpufreq-policy-cur.txt).
+fn request_by_userspace(console: &mut LoadClient, vcpu: usize) -> Result<()> {
+    let file = policy_file(vcpu, "scaling_governor");
+    for governor in ["performance", "userspace"] {
+        console
+            .ask(&format!("write {file} {governor}"))
+            .with_context(|| {
+                let option = governor.to_uppercase();
+                format!("the guest's kernel needs CONFIG_CPU_FREQ_GOV_{option}")
+            })?;
+    }
+    Ok(())
 }
 
 /// The OPPs that a request for this one may lead to.
@@ -345,9 +358,27 @@ fn verdict(machine: &BenchMachine, rows: &[OppRow]) -> String {
 mod tests {
     //! Promises: a row is right when host and guest have the wanted frequency, or are near one of a
     //! made-up table; the clamp is the effective one; a look at another frequency doesn't outvote the
-    //! others.
+    //! others; a guest's policy makes a request before it gets `userspace`.
     use super::*;
     use crate::measure_tests::machine;
+
+    /// A guest's console, whose kernel ends at `userspace` before another governor has made a request.
+    const GUEST_WITHOUT_REQUEST: &str = r#"echo @ready
+        while read -r line; do
+            case $line in
+            *performance) asked=1 ;;
+            *userspace) [ $asked ] || exit 1 ;;
+            esac
+            echo @ok
+        done"#;
+
+    #[test]
+    fn a_request_precedes_userspace() {
+        let mut guest = std::process::Command::new("sh");
+        guest.args(["-c", GUEST_WITHOUT_REQUEST]);
+        let mut console = LoadClient::start(guest).expect("a console");
+        request_by_userspace(&mut console, 0).expect("the guest lives");
+    }
 
     #[test]
     fn a_row_is_right_when_host_and_guest_agree() {

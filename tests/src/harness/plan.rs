@@ -4,12 +4,16 @@
 use std::{ops::Range, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
+use vcpufreq_device::host::CpuList;
 
 use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;
 use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm};
 use crate::harness::vmm::Vmm;
+
+/// Linux' driver of such a device.
+const KERNELS_DRIVER: &str = "virtual-cpufreq";
 
 /// What every scenario of a run shares.
 #[derive(Debug)]
@@ -62,8 +66,27 @@ impl Plan {
     pub fn load_driver(&self, vm: &mut Vm) -> Result<()> {
         vm.ask("insmod cpufreq_userspace")?;
         vm.ask(format!("insmod {}", self.driver))?;
+        if self.driver == KERNELS_DRIVER {
+            first_requests(vm)?;
+        }
         Ok(())
     }
+}
+
+/// Has each policy make a request, by `performance`. Before its first one the kernel's own driver has
+/// no current frequency, and `userspace` is a BUG (contrib/upstream/virtual-cpufreq-policy-cur.txt).
+fn first_requests(vm: &mut Vm) -> Result<()> {
+    let cpus: CpuList = vm.ask("read /sys/devices/system/cpu/possible")?.parse()?;
+    for cpu in cpus {
+        let cpu = usize::try_from(cpu)?;
+        // A policy has its first CPU's number; the domain's other CPUs have none.
+        let governor = vm.ask(format!("read {}/scaling_governor", guest_policy(cpu)));
+        if let Ok(governor) = governor {
+            set_governor(vm, cpu, "performance")?;
+            set_governor(vm, cpu, &governor)?;
+        }
+    }
+    Ok(())
 }
 
 /// The first CPU of each policy: where a guest with one vCPU a policy runs.
