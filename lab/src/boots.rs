@@ -405,6 +405,11 @@ const BOOTS: &[Boot] = &[
     boot(Long, 70, "2+2", &["qemu-service"]),
     boot(Long, 130, "2+2", &["libvirt"]),
     Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 200, "2+2", &["libvirt-rt"])
+    },
+    Boot {
         vmm: GuestVmm::Qemu,
         ..boot(Long, 160, "2+2", &["debian-guest", "qemu-efi"])
     },

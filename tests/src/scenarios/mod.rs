@@ -113,6 +113,7 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "qemu-deaths" => qemu::deaths::run(plan),
         "debian-guest" => qemu::debian::run(),
         "libvirt" => qemu::libvirt::run(plan),
+        "libvirt-rt" => qemu::libvirt::real_time::run(plan),
         "uclamp" => clamps(),
         "idle" => models::idle::run(plan),
         "guest-facts" => device::guest_facts::run(plan),
