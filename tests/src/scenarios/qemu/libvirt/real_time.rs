@@ -43,8 +43,13 @@ const FLOOR_KHZ: u32 = 1_200_000;
 const SCHEDULING: [&str; 2] = ["0 0", "1 1"];
 const MEM_MIB: u64 = 256;
 const HUGE_PAGES: &str = "/dev/hugepages";
-/// Groups that systemd and libvirt make, and keep as they like.
-const OF_OTHERS: [&str; 2] = ["/sys/fs/cgroup/machine", "/sys/fs/cgroup/system.slice"];
+/// Of systemd and libvirt. libvirt switches the cpuset controller on, and keeps it on.
+const OF_OTHERS: [&str; 4] = [
+    "/sys/fs/cgroup/cgroup.subtree_control",
+    "/sys/fs/cgroup/init.scope",
+    "/sys/fs/cgroup/machine",
+    "/sys/fs/cgroup/system.slice",
+];
 
 pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
