@@ -151,6 +151,13 @@ const BOOTS: &[Boot] = &[
         guest: Rt,
         ..boot(Long, 220, "4+3+1", &[])
     },
+    Boot {
+        sampled: &["rt-loop"],
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 120, "2+2", &[])
+    },
     // Its init system is systemd.
     boot(Long, 200, "2+2", &["systemd"]),
     // Its host has stock QEMU.
