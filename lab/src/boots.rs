@@ -129,7 +129,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(Long, 240, "2+2", &["rt-qemu"])
+        ..boot(Long, 440, "2+2", &["rt-qemu", "rt-qemu:kills"])
     },
     Boot {
         sampled: &["rt-io"],

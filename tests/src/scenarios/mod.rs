@@ -127,6 +127,7 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "rt-latency" => rt::latency::run(plan),
         "rt-loop" => rt::periodic_loop::run(plan),
         "rt-qemu" => rt::served::run(plan),
+        name if name.starts_with("rt-qemu:kills") => rt::kills::run(name),
         "rt-settings" => rt::settings::run(plan),
         "rt-settings:kills" => rt::settings::kills(plan),
         "rt-standard" => rt::standard::run(plan),
