@@ -151,6 +151,7 @@ impl<'a> ArmDebian<'a> {
             ],
             parallel: false,
             gib_page: false,
+            isolated: None,
         };
         let initrd = dir.join("initramfs");
         fs::write(&initrd, self.initrd(start)?)?;

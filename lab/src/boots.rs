@@ -129,7 +129,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(Long, 240, "2+2", &["rt-qemu"])
+        ..boot(Long, 440, "2+2", &["rt-qemu", "rt-qemu:kills"])
     },
     Boot {
         sampled: &["rt-io"],
@@ -150,6 +150,13 @@ const BOOTS: &[Boot] = &[
         host: Rt,
         guest: Rt,
         ..boot(Long, 220, "4+3+1", &[])
+    },
+    Boot {
+        sampled: &["rt-loop"],
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 120, "2+2", &[])
     },
     // Its init system is systemd.
     boot(Long, 200, "2+2", &["systemd"]),
@@ -404,6 +411,11 @@ const BOOTS: &[Boot] = &[
     },
     boot(Long, 70, "2+2", &["qemu-service"]),
     boot(Long, 130, "2+2", &["libvirt"]),
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 200, "2+2", &["libvirt-rt"])
+    },
     Boot {
         vmm: GuestVmm::Qemu,
         ..boot(Long, 160, "2+2", &["debian-guest", "qemu-efi"])

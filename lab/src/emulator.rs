@@ -65,6 +65,8 @@ pub struct Board<'a> {
     pub disks: Vec<Disk>,
     /// Whether a page of 1 GiB is wanted of it.
     pub gib_page: bool,
+    /// Its CPUs that are out of the scheduler's domains from the boot on.
+    pub isolated: Option<&'a str>,
 }
 
 /// How a run ended.
@@ -163,6 +165,8 @@ impl Board<'_> {
             Some(_) => CMDLINE_OF_CHECKS,
             None => "",
         };
+        let isolated = self.isolated.map(|cpus| format!(" isolcpus={cpus}"));
+        let isolated = isolated.unwrap_or_default();
         let time = match self.parallel {
             true => ["-accel", "tcg,thread=multi"],
             false => ["-icount", "shift=1,sleep=off"],
@@ -184,7 +188,7 @@ impl Board<'_> {
                 "-dtb",
                 &dtb,
                 "-append",
-                &format!("console=ttyAMA0 {CMDLINE} {cmdline}{checks}"),
+                &format!("console=ttyAMA0 {CMDLINE} {cmdline}{checks}{isolated}"),
             ]
             .map(String::from),
         );

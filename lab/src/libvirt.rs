@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Debian's libvirt for the host: its daemon with the driver for QEMU, `virsh`, and the users and
-//! files that the driver wants.
+//! Debian's libvirt for the host: its daemon with the driver for QEMU, `virsh`, what the hook runs, and
+//! the users and files that the driver wants.
 
 use anyhow::{Context, Result};
 
@@ -9,15 +9,18 @@ use crate::initramfs::Initramfs;
 use crate::root::Root;
 use crate::{debian, packages};
 
-/// The scenario that needs it.
-const SCENARIO: &str = "libvirt";
+/// The scenarios that need it.
+const SCENARIOS: [&str; 2] = ["libvirt", "libvirt-rt"];
 
-const PACKAGES: [&str; 3] = [
+const PACKAGES: [&str; 4] = [
     "libvirt-clients",
     "libvirt-daemon",
     "libvirt-daemon-driver-qemu",
+    "util-linux",
 ];
-const PROGRAMS: [&str; 4] = [
+const PROGRAMS: [&str; 5] = [
+    // The hook's.
+    "bin/flock",
     "sbin/libvirtd",
     "bin/virsh",
     "lib/libvirt/libvirt_iohelper",
@@ -36,12 +39,14 @@ libvirt-qemu:x:105:
 
 /// Whether a run of these scenarios needs it.
 pub fn needed(scenarios: &[String]) -> bool {
-    scenarios.iter().any(|name| name == SCENARIO)
+    scenarios
+        .iter()
+        .any(|name| SCENARIOS.contains(&name.as_str()))
 }
 
 /// Adds it to a host's initial file system.
 pub fn add(archive: &mut Initramfs, cache: &Cache, root: &Root) -> Result<()> {
-    let usr = packages::unpacked(cache, root, SCENARIO, &PACKAGES)?.join("usr");
+    let usr = packages::unpacked(cache, root, "libvirt", &PACKAGES)?.join("usr");
     debian::add(archive, root, Some(&usr), &PROGRAMS)?;
     for file in crate::kernel::files_below(&usr.join(CPU_MAP))? {
         let path = file.strip_prefix(&usr)?;

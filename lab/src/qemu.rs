@@ -10,10 +10,11 @@ use crate::packages;
 use crate::root::Root;
 
 /// Scenarios that run it, whatever the others' VMM is.
-const SCENARIOS: [&str; 13] = [
+const SCENARIOS: [&str; 14] = [
     "board:kills",
     "debian-guest",
     "libvirt",
+    "libvirt-rt",
     "paths",
     "qemu",
     "qemu-control",

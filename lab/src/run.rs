@@ -295,6 +295,12 @@ impl Options {
             parallel: self.parallel,
             disks: Vec::new(),
             gib_page: self.scenarios.iter().any(|name| name == "rt-guest"),
+            // The CPU of docs/examples/rt.toml.
+            isolated: self
+                .scenarios
+                .iter()
+                .any(|name| name == "libvirt-rt")
+                .then_some("3"),
         }
     }
 

@@ -10,7 +10,13 @@ use crate::debian;
 use crate::initramfs::Initramfs;
 
 /// The scenarios that need it.
-const SCENARIOS: [&str; 4] = ["libvirt", "qemu-service", "scx-unit", "systemd"];
+const SCENARIOS: [&str; 5] = [
+    "libvirt",
+    "libvirt-rt",
+    "qemu-service",
+    "scx-unit",
+    "systemd",
+];
 /// The units that this project ships.
 const SHIPPED: [&str; 4] = [
     "vcpufreq-scx.service",

@@ -114,7 +114,8 @@ impl SavedThread {
     }
 
     /// Puts its scheduling policy back, if that was changed. To be called first: a real-time thread that
-    /// leaves its pCPU starves others.
+    /// leaves its pCPU starves others. A real-time policy that its children inherit is not the server's,
+    /// but what its manager has set since, and stays.
     ///
     /// # Errors
     /// `EPERM` without CAP_SYS_NICE for another user's thread, or for a real-time policy that it had.
@@ -124,11 +125,11 @@ impl SavedThread {
         };
         self.on_thread(root, |thread| {
             let tid = thread.tid()?;
-            match PolicyBefore::of(tid)? == policy {
+            let now = SchedAttr::of(tid)?;
+            let is_managers = now.is_real_time() && now.flags & SchedAttr::RESET_ON_FORK == 0;
+            match is_managers || PolicyBefore::of(tid)? == policy {
                 true => Ok(()),
-                false => policy
-                    .with_flags_of(&SchedAttr::of(tid)?)
-                    .set(thread.tid()?),
+                false => policy.with_flags_of(&now).set(thread.tid()?),
             }
         })
     }
@@ -264,6 +265,34 @@ mod tests {
         match tried.join().unwrap() {
             Err(error) => println!("SKIP: this process may not raise priorities: {error}"),
             Ok((now, before)) => assert_eq!(Some(now), before),
+        }
+    }
+
+    // libvirt schedules a vCPU after the server has.
+    #[test]
+    fn a_policy_that_its_manager_has_set_since_stays() {
+        let (root, pid) = (HostRoot::default(), std::process::id());
+        let tried = thread::spawn(move || {
+            let tid = Tid::current();
+            let borrowed = SavedThread::look(&root, pid, tid, false)?.rescheduled()?;
+            let servers = SchedAttr {
+                policy: SchedAttr::FIFO,
+                priority: 1,
+                flags: SchedAttr::RESET_ON_FORK,
+                ..SchedAttr::default()
+            };
+            servers.set(tid)?;
+            let managers = SchedAttr {
+                flags: 0,
+                ..servers
+            };
+            managers.set(tid)?;
+            borrowed.put_policy_back(&root)?;
+            SchedAttr::of(tid)
+        });
+        match tried.join().unwrap() {
+            Err(error) => println!("SKIP: this process may not raise priorities: {error}"),
+            Ok(now) => assert_eq!((now.policy, now.priority), (SchedAttr::FIFO, 1)),
         }
     }
 

@@ -118,6 +118,12 @@ impl SchedAttr {
         }
     }
 
+    /// Whether it comes before every thread of a normal policy.
+    #[must_use]
+    pub fn is_real_time(&self) -> bool {
+        [Self::FIFO, Self::RR, Self::DEADLINE].contains(&self.policy)
+    }
+
     /// Those of `tid` now.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The cgroups of a VM's vCPUs while it is served. libvirt makes one for each vCPU when QEMU
-//! answers. QEMU answers once it has its memory, which is after the server has looked for groups.
+//! The cgroups of a VM's vCPUs. libvirt makes one for each vCPU when QEMU answers, and QEMU answers once
+//! it has its memory. The server waits for them if vCPUs are to be pinned. Later libvirt may move vCPUs
+//! to others.
 
 use std::path::{Path, PathBuf};
 
@@ -11,6 +12,24 @@ use vcpufreq_device::host::{
 
 use super::Served;
 use crate::message::warn;
+
+/// How the name of libvirt's group for threads that run no vCPU ends, in procfs' words.
+const EMULATOR: &str = "/emulator";
+
+/// Whether libvirt has made groups for these threads of process `pid` that are to be pinned; true if
+/// it does not manage that process.
+pub fn are_placed(served: &Served, pid: u32, threads: &[Option<Tid>]) -> bool {
+    let vcpus = threads.iter().zip(&served.vcpus);
+    let pinned = vcpus.filter(|(_, vcpu)| !vcpu.pin.is_empty());
+    let mut pinned = pinned.filter_map(|(tid, _)| *tid);
+    !pinned.any(|tid| is_among_others(&served.host, pid, tid))
+}
+
+/// Whether this thread of process `pid` is in libvirt's group for threads that run no vCPU.
+fn is_among_others(host: &HostRoot, pid: u32, tid: Tid) -> bool {
+    let groups = host.text(format!("proc/{pid}/task/{tid}/cgroup"));
+    groups.is_some_and(|groups| groups.lines().any(|line| line.ends_with(EMULATOR)))
+}
 
 /// The cgroups in which vCPUs were when the server chose what to clamp.
 pub struct SeenGroups {
@@ -151,11 +170,13 @@ mod tests {
         place(&host, ["/emulator", "/emulator"]);
         let by_thread = look().clamped_by(&ActuatorKind::Thread).unwrap();
         let changed = |seen: &SeenGroups| seen.have_changed(&host.root());
-        assert!(!changed(&by_thread));
+        let waits = |tid| is_among_others(&host.root(), 7, Tid::new(tid).unwrap());
+        assert!(!changed(&by_thread) && waits(8) && waits(9));
         place(&host, ["/vcpu0", "/emulator"]);
         assert!(!changed(&by_thread), "not all of them yet");
+        assert!(!waits(8) && waits(9));
         place(&host, ["/vcpu0", "/vcpu1"]);
-        assert!(changed(&by_thread));
+        assert!(changed(&by_thread) && !waits(9));
         let groups = AdoptedGroups::find(&host.root(), 7, &threads).unwrap();
         let adopted = ActuatorKind::Adopted(groups.unwrap());
         let adopted = look().clamped_by(&adopted).unwrap();

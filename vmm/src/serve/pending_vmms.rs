@@ -15,6 +15,7 @@ use vcpufreq_device::{
 
 use super::{
     Refusals, Served, ServedVmm, give_memory,
+    groups::are_placed,
     qmp::{Qmp, other_count},
     takeover,
 };
@@ -23,6 +24,8 @@ use crate::{message::chain, patience::patience};
 /// How long a VMM may do nothing before it has its vCPUs' threads. One that allocates memory for
 /// longer is at work.
 const THREADS_WITHIN: Duration = patience(30);
+/// How long libvirt may take to place them, once QEMU has its memory.
+const PLACED_WITHIN: Duration = patience(30);
 /// How often to look for them.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// VMMs that may wait at once.
@@ -48,6 +51,8 @@ struct Candidate {
     /// What it had worked until then.
     worked: u64,
     named: NamedThreads,
+    /// The end of the server's patience with libvirt, since that places its vCPUs.
+    placed_until: Option<Instant>,
     qmp: Option<Asked>,
 }
 
@@ -142,14 +147,31 @@ impl Candidate {
         let found = threads.iter().flatten().count();
         if self.is_kept {
             threads.truncate(vcpus);
-            return Ok(Some(threads).filter(|threads| threads.iter().any(Option::is_some)));
+            if threads.iter().all(Option::is_none) {
+                return Ok(None);
+            }
+        } else if found != vcpus || threads.len() != found {
+            return match &self.qmp {
+                None if found <= vcpus => Ok(None),
+                _ => Err(other_count(found)),
+            };
         }
-        let all = found == vcpus && threads.len() == found;
-        match (all, &self.qmp) {
-            (true, _) => Ok(Some(threads)),
-            (false, None) if found <= vcpus => Ok(None),
-            (false, _) => Err(other_count(found)),
+        let is_placed = self.is_placed(served, &threads)?;
+        Ok(is_placed.then_some(threads))
+    }
+
+    /// Whether libvirt has placed the vCPUs, if it does that. It makes their cgroups and pins them once
+    /// QEMU answers, and QEMU answers once it has its memory. Until then a vCPU may not run on its
+    /// pCPU, if the domain has <emulatorpin>.
+    fn is_placed(&mut self, served: &Served, threads: &[Option<Tid>]) -> anyhow::Result<bool> {
+        if are_placed(served, self.vmm.pid(), threads) {
+            return Ok(true);
         }
+        if self.vmm.inherited.is_none() {
+            self.vmm.inherited = Some(give_memory(served, &self.vmm, threads)?);
+        }
+        let now = Instant::now();
+        Ok(now >= *self.placed_until.get_or_insert(now + PLACED_WITHIN))
     }
 
     /// Tells its guest that it has no server. A later server takes over what one before has served.
@@ -197,7 +219,7 @@ impl PendingVmms {
         let qmp = self.qmp.clone().map(Asked::new);
         let is_kept = vmm.inherited.is_some();
         if qmp.is_some() && !is_kept {
-            vmm = give_memory(served, vmm)?;
+            vmm.inherited = Some(give_memory(served, &vmm, &[])?);
         }
         self.all.push(Candidate {
             worked: vmm.worked(&served.host),
@@ -205,6 +227,7 @@ impl PendingVmms {
             is_kept,
             until: Instant::now() + THREADS_WITHIN,
             named: NamedThreads::default(),
+            placed_until: None,
             qmp,
         });
         Ok(())

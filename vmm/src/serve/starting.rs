@@ -39,24 +39,29 @@ use crate::{
 /// How long a VMM may take to take what it is sent.
 const TAKEN_WITHIN: Duration = patience(5);
 
-/// Gives `vmm` its memory before its vCPUs' threads are known. From then on it is as one that is
-/// taken over.
+/// Gives `vmm` its memory before its vCPUs are served. From then on it is as one that is taken over.
+/// What can be checked of `threads`, its vCPUs' as far as they are known, is checked before.
 ///
 /// # Errors
 /// As [`ServedVm::start`](super::ServedVm::start).
-pub fn give_memory(served: &Served, vmm: ServedVmm) -> anyhow::Result<ServedVmm> {
+pub fn give_memory(
+    served: &Served,
+    vmm: &ServedVmm,
+    threads: &[Option<Tid>],
+) -> anyhow::Result<SharedWithVmm> {
     let shared = SharedWithVmm::new(served.count()?)?;
     let starting = Starting {
         served,
-        vmm: &vmm,
+        vmm,
         shared: &shared,
     };
-    let given = starting.describe().and_then(|()| starting.hand_over());
-    if let Err(error) = given {
-        takeover::forget(&vmm);
-        return Err(error);
+    if !threads.is_empty() {
+        let applied = served.applied()?;
+        starting.look(threads, applied.as_ref().and_then(InForce::record))?;
     }
-    Ok(vmm.inheriting(shared))
+    let given = starting.describe().and_then(|()| starting.hand_over());
+    given.inspect_err(|_| takeover::forget(vmm))?;
+    Ok(shared)
 }
 
 /// A machine while it is made.

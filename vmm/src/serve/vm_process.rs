@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The process of a served VM: it alone carries out what a guest requests. It gives up the server's
 //! rights before it reports that the bridge is in force. The guest runs earlier only if another
-//! server has served it, or with `--qmp`; then each thread that reads its memory is confined first.
+//! server has served it, with `--qmp`, or by libvirt; then each thread that reads its memory is confined first.
 //!
 //! ```text
 //! server ── fork ──▶ bridge ─▶ sandbox ─▶ "ready" ─▶ requests ... ◀─ orders, end of file ─▶ counts

@@ -13,7 +13,7 @@ use crate::harness::sysfs;
 use crate::harness::thread_facts::scheduling;
 
 /// The file of a pCPU's latency bound.
-pub(super) fn bound_file(cpu: u32) -> String {
+pub fn bound_file(cpu: u32) -> String {
     format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
 }
 

@@ -7,6 +7,7 @@ pub mod guest;
 pub mod impostors;
 pub mod inventory;
 pub mod io;
+pub mod kills;
 pub mod latency;
 pub mod order;
 pub mod pages;

@@ -29,8 +29,9 @@ const ROUNDS: usize = 2;
 /// Less than what QEMU has locked.
 const LOCKED_KIB: u64 = 256 * 1024;
 
+/// What is killed with SIGKILL.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum KilledPart {
+pub(super) enum KilledPart {
     Server,
     Qemu,
     Both,
@@ -40,17 +41,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let (little, cpu) = (policies[0].cpu(), *policy.cpus.last().context("no CPU")?);
-    let setup = Setup {
-        vmm: Vmm::Qemu,
-        silent: true,
-        locks_memory: true,
-        ..Setup::mirroring(&[little, cpu]).with(&[
-            "--rt",
-            "1=fifo:1",
-            "--resume-latency-us",
-            BOUND_US,
-        ])
-    };
+    let setup = setup(little, cpu);
     trace::off()?;
     let before = inventory::everything()?;
     let no_partition = refused(&setup, "is not set apart")?;
@@ -83,6 +74,17 @@ pub fn run(plan: &Plan) -> Result<Value> {
         "held": held && changed.is_empty() && left.is_empty(),
         "refused": refused, "rounds": rounds, "changed": changed, "left": left,
     }))
+}
+
+/// A guest of QEMU's whose second vCPU is real-time, on `cpu`.
+pub(super) fn setup(little: u32, cpu: u32) -> Setup {
+    let options = ["--rt", "1=fifo:1", "--resume-latency-us", BOUND_US];
+    Setup {
+        vmm: Vmm::Qemu,
+        silent: true,
+        locks_memory: true,
+        ..Setup::mirroring(&[little, cpu]).with(&options)
+    }
 }
 
 /// The line by which it is refused: one, exit code 2.

@@ -27,7 +27,7 @@ const UNITS: &str = "/etc/systemd/system";
 /// What the servers have said.
 pub const SAID: &str = "/run/server.err";
 /// Which the hook makes of that with this ending.
-const TREE: &str = "/run/guest.dtb";
+pub const TREE: &str = "/run/guest.dtb";
 const BASE: &str = "/run/guest.dtb.base";
 
 /// What [`LibvirtDomain::states`] are while it runs, and when it doesn't.
@@ -128,7 +128,7 @@ impl LibvirtDomain {
 }
 
 /// The example's device, for this domain and so many vCPUs.
-fn shmem(name: &str, vcpus: usize) -> Result<String> {
+pub fn shmem(name: &str, vcpus: usize) -> Result<String> {
     const END: &str = "</shmem>";
     let start = EXAMPLE.find("<shmem").context("no <shmem>")?;
     let end = EXAMPLE.find(END).context("no </shmem>")? + END.len();

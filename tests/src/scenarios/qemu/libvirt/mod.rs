@@ -10,6 +10,7 @@ mod daemon;
 mod domain;
 mod groups;
 mod migration;
+pub mod real_time;
 
 use std::fs;
 use std::thread::sleep;
