@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 
-use crate::boot::{Boot, boot, checked, raced};
+use crate::boot::{Boot, boot, checked, of_pc, raced};
 use crate::kernel::Flavor::{Checked, Old, Rt};
 use crate::qemu::GuestVmm;
 use crate::run::Driver::Mainline;
@@ -403,6 +403,19 @@ const BOOTS: &[Boot] = &[
         )
     },
     boot(Long, 70, "2+2", &["qemu-service"]),
+    // x86-64: equal CPUs, and two kinds of them.
+    of_pc(
+        Long,
+        300,
+        "pc",
+        &["doctor", "opps-exact", "no-dip", "uclamp"],
+    ),
+    of_pc(
+        Long,
+        300,
+        "hybrid",
+        &["doctor", "opps-exact", "no-dip", "uclamp"],
+    ),
     boot(Long, 130, "2+2", &["libvirt"]),
     Boot {
         vmm: GuestVmm::Qemu,
