@@ -12,8 +12,6 @@ pub struct Architecture {
     pub qemu: &'static str,
     /// What machine QEMU's guests are.
     pub machine: &'static str,
-    /// Their CPU, and more of it.
-    pub cpu: &'static str,
     /// Modules beside the lab's cpufreq driver, in this order: of KVM, and the lab's own.
     pub modules: &'static [&'static str],
 }
@@ -25,7 +23,6 @@ pub const HERE: Architecture = Architecture {
     console: "ttyAMA0",
     qemu: "/bin/qemu-system-aarch64",
     machine: "virt,gic-version=3",
-    cpu: "host",
     modules: &["lab_cpuidle"],
 };
 
@@ -36,9 +33,5 @@ pub const HERE: Architecture = Architecture {
     console: "ttyS0",
     qemu: "/bin/qemu-system-x86_64",
     machine: "q35",
-    // The emulator keeps the number of an interrupt that KVM has injected until the guest's next exit.
-    // If the CPU's turn ends before, the guest gets it once more, with interrupts off. With an end of
-    // interrupt that exits, the next exit is the handler's first work.
-    cpu: "host,kvm-pv-eoi=off",
-    modules: &["irqbypass", "ccp", "kvm", "kvm-amd"],
+    modules: &["irqbypass", "ccp", "kvm", "kvm-amd", "lab_svm"],
 };

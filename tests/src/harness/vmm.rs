@@ -198,11 +198,10 @@ pub fn behind(prefix: u32) -> Option<u32> {
 /// As a person would start it for this guest.
 fn qemu(setup: &Setup) -> Command {
     let vcpus = setup.pins.len();
-    let pmu = if setup.no_pmu { ",pmu=off" } else { "" };
     let mut command = Command::new(QEMU);
     command
         .args(["-accel", "kvm", "-machine", HERE.machine])
-        .args(["-cpu", &format!("{}{pmu}", HERE.cpu)])
+        .args(["-cpu", if setup.no_pmu { "host,pmu=off" } else { "host" }])
         .args(["-smp", &vcpus.to_string()])
         .args(["-m", &setup.mem_mib(), "-nodefaults", "-display", "none"])
         .args(["-kernel", KERNEL, "-initrd", INITRD])
