@@ -403,19 +403,8 @@ const BOOTS: &[Boot] = &[
         )
     },
     boot(Long, 70, "2+2", &["qemu-service"]),
-    // x86-64: equal CPUs, and two kinds of them.
-    of_pc(
-        Long,
-        300,
-        "pc",
-        &["doctor", "opps-exact", "no-dip", "uclamp"],
-    ),
-    of_pc(
-        Long,
-        300,
-        "hybrid",
-        &["doctor", "opps-exact", "no-dip", "uclamp"],
-    ),
+    // An x86-64 host.
+    of_pc(Long, 30, "pc", &["doctor", "uclamp"]),
     boot(Long, 130, "2+2", &["libvirt"]),
     Boot {
         vmm: GuestVmm::Qemu,
