@@ -3,7 +3,7 @@
 
 LAB = lab/start
 
-.PHONY: ablation demo demo-qemu bench test test-long test-instrumented bench-paths figures packages release lab-shell lab-setup book \
+.PHONY: ablation demo demo-qemu demo-x86 bench test test-long test-instrumented bench-paths figures packages release lab-shell lab-setup book \
 	fuzz sanitize
 
 demo: ## the whole loop on an emulated Arm host, as a table
@@ -11,6 +11,9 @@ demo: ## the whole loop on an emulated Arm host, as a table
 
 demo-qemu: ## the same with guests of Debian's own QEMU
 	@$(LAB) demo --vmm qemu
+
+demo-x86: ## the same on an emulated x86-64 host, with guests of Debian's own QEMU
+	@$(LAB) demo --arch x86-64
 
 bench: ## ramps, work and energy of host, guest and guest with the bridge; SCENARIO=big-ramp for one, TOPOLOGY=4+3+1
 	@$(LAB) bench $(if $(TOPOLOGY),--topology $(TOPOLOGY)) $(SCENARIO)

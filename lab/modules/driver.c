@@ -2,10 +2,10 @@
 /*
  * cpufreq driver of the lab's emulated host.
  *
- * The board has no clock to set: this driver only remembers the OPP, and tells
- * the energy counter and the speed model. Everything else is as a real driver
- * has it: OPPs, sharing and power from the device tree, fast switch, updates
- * from any CPU, a governor per policy, an energy model.
+ * The machine has no clock to set: this driver only remembers the OPP, and tells
+ * the board, the energy counter and the speed model. Everything else is as a
+ * real driver has it: fast switch, updates from any CPU, a governor per policy,
+ * an energy model. OPPs, sharing and power are the board's.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -13,14 +13,9 @@
 #include <linux/cpufreq.h>
 #include <linux/math64.h>
 #include <linux/module.h>
-#include <linux/of.h>
-#include <linux/pm_opp.h>
 #include <linux/slab.h>
 
 #include "lab_cpufreq.h"
-
-/* Without clock-latency-ns in the OPPs: a round figure for a firmware clock. */
-#define LAB_LATENCY_NS	(50 * NSEC_PER_USEC)
 
 static unsigned int transition_delay_us = 1000;
 module_param(transition_delay_us, uint, 0444);
@@ -29,14 +24,12 @@ MODULE_PARM_DESC(transition_delay_us,
 
 /**
  * struct lab_policy - what the driver keeps for a policy
- * @cpu_dev: a CPU of it, to which the OPP table belongs
  * @opp: index of the OPP in force
  * @opps: number of OPPs, lowest first
  * @top: index of the highest OPP that is not for boost
  * @power_uw: power of one busy CPU at each OPP, in uW
  */
 struct lab_policy {
-	struct device *cpu_dev;
 	unsigned int opp;
 	unsigned int opps;
 	unsigned int top;
@@ -49,6 +42,8 @@ static void lab_set_opp(struct cpufreq_policy *policy,
 	struct lab_policy *lab = policy->driver_data;
 
 	WRITE_ONCE(lab->opp, opp);
+	lab_board_set_freq(cpus, policy->freq_table[opp].frequency,
+			   policy->freq_table[lab->top].frequency);
 	lab_energy_set_opp(cpus, opp);
 	lab_speed_set_freq(cpus, policy->freq_table[opp].frequency);
 }
@@ -83,87 +78,33 @@ static unsigned int lab_fast_switch(struct cpufreq_policy *policy,
 	return policy->freq_table[opp].frequency;
 }
 
-/* The device tree's opp-microwatt of each OPP. */
-static int lab_read_power(struct lab_policy *lab,
-			  struct cpufreq_frequency_table *table)
+/* How many OPPs the board's table has, and which of them is the highest without boost. */
+static void lab_count_opps(struct lab_policy *lab,
+			   const struct cpufreq_frequency_table *table)
 {
-	struct dev_pm_opp *opp;
 	unsigned int i;
 
-	for (i = 0; table[i].frequency != CPUFREQ_TABLE_END; i++) {
-		if (i == LAB_OPPS_MAX) {
-			dev_err(lab->cpu_dev, "more than %d OPPs\n",
-				LAB_OPPS_MAX);
-			return -E2BIG;
-		}
-		opp = dev_pm_opp_find_freq_exact(lab->cpu_dev,
-						 table[i].frequency * 1000UL,
-						 true);
-		if (IS_ERR(opp))
-			return PTR_ERR(opp);
-		lab->power_uw[i] = dev_pm_opp_get_power(opp);
-		dev_pm_opp_put(opp);
+	for (i = 0; table[i].frequency != CPUFREQ_TABLE_END; i++)
 		if (!(table[i].flags & CPUFREQ_BOOST_FREQ))
 			lab->top = i;
-		if (!lab->power_uw[i]) {
-			dev_err(lab->cpu_dev,
-				"OPP of %u kHz needs opp-microvolt and opp-microwatt\n",
-				table[i].frequency);
-			return -EINVAL;
-		}
-	}
 	lab->opps = i;
-	return 0;
-}
-
-/* Read the device tree's OPP table of policy->cpu and its sharing CPUs. */
-static int lab_read_opps(struct cpufreq_policy *policy, struct lab_policy *lab)
-{
-	int ret;
-
-	ret = dev_pm_opp_of_get_sharing_cpus(lab->cpu_dev, policy->cpus);
-	if (ret) {
-		dev_err(lab->cpu_dev, "no operating-points-v2: %d\n", ret);
-		return ret;
-	}
-	ret = dev_pm_opp_of_cpumask_add_table(policy->cpus);
-	if (ret) {
-		dev_err(lab->cpu_dev, "OPP table not usable: %d\n", ret);
-		return ret;
-	}
-	ret = dev_pm_opp_init_cpufreq_table(lab->cpu_dev, &policy->freq_table);
-	if (ret)
-		goto remove_table;
-	ret = lab_read_power(lab, policy->freq_table);
-	if (ret)
-		goto free_cpufreq_table;
-	return 0;
-
-free_cpufreq_table:
-	dev_pm_opp_free_cpufreq_table(lab->cpu_dev, &policy->freq_table);
-remove_table:
-	dev_pm_opp_of_cpumask_remove_table(policy->cpus);
-	return ret;
 }
 
 static int lab_init(struct cpufreq_policy *policy)
 {
 	struct lab_policy *lab;
-	unsigned int latency;
 	int ret;
 
 	lab = kzalloc_obj(*lab);
 	if (!lab)
 		return -ENOMEM;
-	lab->cpu_dev = get_cpu_device(policy->cpu);
-	ret = lab->cpu_dev ? lab_read_opps(policy, lab) : -ENODEV;
+	ret = lab_board_read(policy, lab->power_uw);
 	if (ret) {
 		kfree(lab);
 		return ret;
 	}
+	lab_count_opps(lab, policy->freq_table);
 
-	latency = dev_pm_opp_get_max_transition_latency(lab->cpu_dev);
-	policy->cpuinfo.transition_latency = latency ?: LAB_LATENCY_NS;
 	policy->transition_delay_us = transition_delay_us;
 	policy->dvfs_possible_from_any_cpu = true;
 	policy->fast_switch_possible = true;
@@ -185,8 +126,7 @@ static void lab_exit(struct cpufreq_policy *policy)
 			   policy->freq_table[lab->top].frequency);
 	for_each_cpu(cpu, policy->related_cpus)
 		per_cpu(arch_freq_scale, cpu) = SCHED_CAPACITY_SCALE;
-	dev_pm_opp_free_cpufreq_table(lab->cpu_dev, &policy->freq_table);
-	dev_pm_opp_of_cpumask_remove_table(policy->related_cpus);
+	lab_board_free(policy);
 	kfree(lab);
 }
 
@@ -276,7 +216,7 @@ static struct cpufreq_driver lab_driver = {
 	.get		= lab_get,
 	.target_index	= lab_target_index,
 	.fast_switch	= lab_fast_switch,
-	.register_em	= cpufreq_register_em_with_opp,
+	.register_em	= lab_board_register_em,
 	.attr		= lab_attrs,
 };
 
@@ -284,11 +224,8 @@ static struct cpufreq_driver lab_driver = {
 static void __init lab_boost_init(void)
 {
 #ifndef LAB_OLD_KERNEL	/* there the driver has to set the limit, too */
-	struct device_node *turbo = of_find_node_with_property(NULL, "turbo-mode");
-
-	if (turbo)
+	if (lab_board_has_boost())
 		lab_driver.set_boost = lab_set_boost;
-	of_node_put(turbo);
 #endif
 }
 
@@ -296,10 +233,13 @@ static int __init lab_module_init(void)
 {
 	int ret;
 
+	ret = lab_board_init();
+	if (ret)
+		return ret;
 	lab_boost_init();
 	ret = lab_energy_init();
 	if (ret)
-		return ret;
+		goto board;
 	ret = cpufreq_register_driver(&lab_driver);
 	if (ret) {
 		pr_err("cannot register: %d\n", ret);
@@ -316,6 +256,8 @@ driver:
 	cpufreq_unregister_driver(&lab_driver);
 energy:
 	lab_energy_exit();
+board:
+	lab_board_exit();
 	return ret;
 }
 module_init(lab_module_init);
@@ -325,6 +267,7 @@ static void __exit lab_module_exit(void)
 	lab_speed_exit();
 	cpufreq_unregister_driver(&lab_driver);
 	lab_energy_exit();
+	lab_board_exit();
 }
 module_exit(lab_module_exit);
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::arch::Arch;
 use crate::cache::{Cache, key};
 use crate::child_output;
 use crate::emulator::{Board, Disk, EmulatorOutcome};
@@ -228,6 +229,12 @@ impl<'a> ArmDebian<'a> {
         );
         let what = "packages of Debian for arm64 (about 250 MB to fetch)";
         let wanted = [&SYSTEM[..], &[&*kernel]].concat();
-        packages::unpack(self.root, to, what, &wanted, &[names, base, &offered])
+        packages::unpack(
+            self.root,
+            to,
+            (Arch::Arm64, what),
+            &wanted,
+            &[names, base, &offered],
+        )
     }
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What this checkout contributes to the lab: programs cross-built for
-//! arm64, and kernel modules for host and guest.
+//! What this checkout contributes to the lab: programs for the emulated
+//! hosts, and kernel modules for host and guest.
 
 use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 
+use crate::arch::Arch;
 use crate::cache::{Cache, key};
 use crate::cross;
 use crate::initramfs::Initramfs;
@@ -50,7 +51,8 @@ pub struct Artifacts {
     /// What that is for.
     pub for_use: RootUse,
     repo: PathBuf,
-    programs: PathBuf,
+    /// Whose programs are built.
+    built: Arch,
 }
 
 /// What goes into a host's initial file system besides what each has.
@@ -79,34 +81,51 @@ pub struct HostContents<'a> {
 }
 
 impl Artifacts {
-    /// Prepares everything that runs need.
-    pub fn prepare(repo: &Path, for_use: RootUse) -> Result<Self> {
+    /// Prepares everything that runs on hosts of this architecture need.
+    pub fn prepare(repo: &Path, arch: Arch, for_use: RootUse) -> Result<Self> {
         let cache = Cache::open()?;
         cache.prune_runs()?;
         let root = Root::prepare(&cache, repo, for_use)?;
         KnownVersions::read(repo)?.greet(&root)?;
         out::taken(root.taken()?);
-        // The last crates compile one after the other and leave a CPU free for the modules, which
-        // nearly every run needs.
-        let (programs, modules) = thread::scope(|scope| {
-            let modules = scope.spawn(|| -> Result<()> {
-                let kernel = Kernel::find(&root, Flavor::Standard)?;
-                for source in [HOST_MODULES, HOST_MODULE, GUEST_MODULES] {
-                    kernel.modules(&cache, &root, repo, &source)?;
-                }
-                Ok(())
-            });
-            let programs = cross::build(&cache, &root, repo, for_use);
-            (programs, modules.join())
-        });
-        modules.map_err(|_| anyhow!("building the modules panicked"))??;
-        Ok(Self {
-            programs: programs?,
+        let artifacts = Self {
             cache,
             root,
             for_use,
             repo: repo.to_path_buf(),
-        })
+            built: arch,
+        };
+        // The last crates compile one after the other and leave a CPU free for the modules, which
+        // nearly every run needs.
+        let (programs, modules) = thread::scope(|scope| {
+            let modules = scope.spawn(|| -> Result<()> {
+                let kernel = artifacts.kernel(arch, Flavor::Standard)?;
+                for source in [HOST_MODULES, HOST_MODULE, GUEST_MODULES] {
+                    artifacts.own_modules(&kernel, source)?;
+                }
+                Ok(())
+            });
+            let tools = (&artifacts.cache, &artifacts.root);
+            let programs = cross::build(tools, repo, arch, for_use);
+            (programs, modules.join())
+        });
+        modules.map_err(|_| anyhow!("building the modules panicked"))??;
+        programs?;
+        Ok(artifacts)
+    }
+
+    /// Builds the programs for this architecture, if they aren't those that all runs need.
+    pub fn require(&self, arch: Arch) -> Result<()> {
+        if arch == self.built {
+            return Ok(());
+        }
+        cross::build((&self.cache, &self.root), &self.repo, arch, self.for_use)
+    }
+
+    /// One of the programs that are built.
+    fn program(&self, arch: Arch, name: &str) -> Result<PathBuf> {
+        let folder = cross::programs((&self.cache, &self.root), &self.repo, arch, self.for_use)?;
+        Ok(folder.join(name))
     }
 
     /// What checks run with.
@@ -118,20 +137,26 @@ impl Artifacts {
     /// file system in it, and `plan` as `/lab/plan.json`.
     pub fn host_initramfs(
         &self,
-        host: Flavor,
+        (arch, host): (Arch, Flavor),
         guest: HostContents<'_>,
         plan: &str,
     ) -> Result<Vec<u8>> {
-        let kernel = self.kernel(host)?;
-        let guest_kernel = self.kernel(guest.flavor)?;
+        let kernel = self.kernel(arch, host)?;
+        let guest_kernel = self.kernel(arch, guest.flavor)?;
         let mut programs = Vec::new();
         if guest.systemd {
             programs.extend(systemd::PROGRAMS);
         }
         if guest.qemu {
-            programs.extend(qemu::PROGRAMS);
+            programs.extend(qemu::programs(arch));
         }
         let mut archive = self.base(&kernel, guest.tools, &programs)?;
+        if guest.qemu {
+            qemu::add_roms(&mut archive, &self.root, arch)?;
+        }
+        for path in host_modules(arch) {
+            self.add_own_module(&mut archive, &kernel, path)?;
+        }
         if guest.firmware {
             qemu::add_firmware(&mut archive, &self.cache, &self.root)?;
         }
@@ -140,7 +165,7 @@ impl Artifacts {
         }
         let program = match guest.package {
             Some(package) => package.join("usr/bin/vcpufreq"),
-            None => self.programs.join("vcpufreq"),
+            None => self.program(arch, "vcpufreq")?,
         };
         archive.program("bin/vcpufreq", &program)?;
         if let Some(crosvm) = guest.crosvm {
@@ -164,15 +189,17 @@ impl Artifacts {
             systemd::add(&mut archive, self.root.dir(), &units)?;
         }
         if let Some(module) = guest.board {
-            let mainline = kernel.mainline_driver(&self.cache, &self.root)?;
-            let folders = [self.guest_driver(&kernel)?, mainline];
+            let mut folders = vec![self.guest_driver(&kernel)?];
+            if arch == Arch::Arm64 {
+                folders.push(kernel.mainline_driver(&self.cache, &self.root)?);
+            }
             let mut files = folders
-                .map(|folder| folder.join(format!("{module}.ko")))
-                .into_iter();
+                .into_iter()
+                .map(|folder| folder.join(format!("{module}.ko")));
             let file = files
                 .find(|file| file.exists())
                 .context(module.to_owned())?;
-            board::add(&mut archive, self.root.dir(), &kernel, &file)?;
+            board::add(&mut archive, &kernel, &file)?;
         }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;
@@ -189,7 +216,8 @@ impl Artifacts {
     fn guest_initramfs(&self, kernel: &Kernel, tools: bool) -> Result<Vec<u8>> {
         let mut archive = self.base(kernel, tools, &[])?;
         add_modules(&mut archive, &self.guest_driver(kernel)?)?;
-        if self.for_use == RootUse::Tests {
+        // It takes its registers from a device tree.
+        if self.for_use == RootUse::Tests && kernel.arch == Arch::Arm64 {
             let mainline = kernel.mainline_driver(&self.cache, &self.root)?;
             add_modules(&mut archive, &mainline)?;
         }
@@ -199,9 +227,10 @@ impl Artifacts {
     /// What host and guest have, and these of Debian's programs. The demo runs none of those.
     fn base(&self, kernel: &Kernel, tools: bool, programs: &[&str]) -> Result<Initramfs> {
         let mut archive = Initramfs::new()?;
-        archive.program("init", &self.agent())?;
-        archive.program("bin/vcpufreq-load", &self.programs.join("vcpufreq-load"))?;
-        self.add_shell(&mut archive)?;
+        let arch = kernel.arch;
+        archive.program("init", &self.agent(arch)?)?;
+        archive.program("bin/vcpufreq-load", &self.program(arch, "vcpufreq-load")?)?;
+        self.add_shell(&mut archive, arch)?;
         for path in [
             "drivers/cpufreq/cpufreq_userspace",
             "drivers/cpufreq/cpufreq_powersave",
@@ -213,7 +242,11 @@ impl Artifacts {
         if self.for_use == RootUse::Demo {
             return Ok(archive);
         }
-        let mut programs = [programs, &["bin/rt-app"]].concat();
+        let mut programs = programs.to_vec();
+        // The toolchain root has it for arm64 alone.
+        if arch == Arch::Arm64 {
+            programs.push("bin/rt-app");
+        }
         if tools {
             programs.extend(tools::PROGRAMS);
             tools::add_applets(&mut archive)?;
@@ -222,15 +255,16 @@ impl Artifacts {
             }
             add_modules(&mut archive, &self.own_modules(kernel, RT_MODULE)?)?;
         }
-        debian::add(&mut archive, &self.root, None, &programs)?;
+        debian::add(&mut archive, &self.root, (arch, None), &programs)?;
         Ok(archive)
     }
 
     /// The kernel of this flavor; builds one of the lab's own when it isn't there yet.
-    pub fn kernel(&self, flavor: Flavor) -> Result<Kernel> {
-        match own_kernel::name(flavor) {
-            Some(name) => own_kernel::built(&self.cache, &self.root, &self.repo, name),
-            None => Kernel::find(&self.root, flavor),
+    pub fn kernel(&self, arch: Arch, flavor: Flavor) -> Result<Kernel> {
+        match (arch, own_kernel::name(flavor)) {
+            (Arch::X86_64, _) => Kernel::find_x86(&self.cache, &self.root, flavor),
+            (_, Some(name)) => own_kernel::built(&self.cache, &self.root, &self.repo, name),
+            (_, None) => Kernel::find(&self.root, flavor),
         }
     }
 
@@ -240,8 +274,8 @@ impl Artifacts {
     }
 
     /// What carries scenarios out, on the host and in the guest.
-    pub fn agent(&self) -> PathBuf {
-        self.programs.join("vcpufreq-tests")
+    pub fn agent(&self, arch: Arch) -> Result<PathBuf> {
+        self.program(arch, "vcpufreq-tests")
     }
 
     /// The folder of the guest driver's module.
@@ -250,8 +284,12 @@ impl Artifacts {
     }
 
     /// Adds a shell.
-    pub fn add_shell(&self, archive: &mut Initramfs) -> Result<()> {
-        archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
+    pub fn add_shell(&self, archive: &mut Initramfs, arch: Arch) -> Result<()> {
+        let path = match arch {
+            Arch::Arm64 => "usr/bin/busybox",
+            Arch::X86_64 => "opt/amd64/busybox",
+        };
+        archive.program("bin/busybox", &self.root.dir().join(path))?;
         archive.link("bin/sh", "busybox")
     }
 
@@ -269,6 +307,20 @@ impl Artifacts {
 
     fn own_modules(&self, kernel: &Kernel, source: ModuleSource) -> Result<PathBuf> {
         kernel.modules(&self.cache, &self.root, &self.repo, &source)
+    }
+}
+
+/// Modules of the kernel's own that a host needs for its guests.
+fn host_modules(arch: Arch) -> &'static [&'static str] {
+    match arch {
+        // Its kernel has KVM built in.
+        Arch::Arm64 => &[],
+        Arch::X86_64 => &[
+            "virt/lib/irqbypass",
+            "drivers/crypto/ccp/ccp",
+            "arch/x86/kvm/kvm",
+            "arch/x86/kvm/kvm-amd",
+        ],
     }
 }
 

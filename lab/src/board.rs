@@ -13,7 +13,7 @@ use crate::kernel::Kernel;
 
 /// The scenario that needs it.
 const SCENARIO: &str = "board";
-const GOVERNOR: &str = "kernel/drivers/cpufreq/cpufreq_userspace.ko.xz";
+const GOVERNOR: &str = "drivers/cpufreq/cpufreq_userspace.ko.xz";
 
 /// Whether a run of these scenarios needs it.
 pub fn needed(scenarios: &[String]) -> bool {
@@ -21,19 +21,19 @@ pub fn needed(scenarios: &[String]) -> bool {
     names.any(|name| name == SCENARIO)
 }
 
-/// Adds them to the initial file system of a host that runs this kernel, whose root has its
-/// packages; `driver` is the guest driver's file for it.
-pub fn add(archive: &mut Initramfs, root: &Path, kernel: &Kernel, driver: &Path) -> Result<()> {
+/// Adds them to the initial file system of a host that runs this kernel; `driver` is the guest
+/// driver's file for it.
+pub fn add(archive: &mut Initramfs, kernel: &Kernel, driver: &Path) -> Result<()> {
     let release = &kernel.release;
     let read =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     archive.file(&format!("boot/vmlinuz-{release}"), &read(&kernel.image)?)?;
     let modules = format!("lib/modules/{release}");
-    let packed = read(&root.join("usr").join(&modules).join(GOVERNOR))?;
-    archive.file(&format!("{modules}/{GOVERNOR}"), &packed)?;
+    let packed = read(&kernel.packed.join(GOVERNOR))?;
+    archive.file(&format!("{modules}/kernel/{GOVERNOR}"), &packed)?;
     let name = driver.file_name().context("a module's name")?;
     let own = format!("updates/dkms/{}", Path::new(name).display());
     archive.file(&format!("{modules}/{own}"), &read(driver)?)?;
-    let list = format!("{GOVERNOR}:\n{own}:\n");
+    let list = format!("kernel/{GOVERNOR}:\n{own}:\n");
     archive.file(&format!("{modules}/modules.dep"), list.as_bytes())
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An emulated host of the tests: what it is made of, and what is tried on it.
 
+use crate::arch::Arch::{self, Arm64, X86_64};
 use crate::kernel::Flavor::{self, Checked, Kcsan, Standard};
 use crate::qemu::GuestVmm;
 use crate::run::Driver::{self, Ours};
@@ -13,6 +14,8 @@ pub struct Boot {
     pub set: Set,
     /// Real time that it takes while another one runs on a second CPU, about.
     pub about_s: u32,
+    /// Of host and guest.
+    pub arch: Arch,
     /// As `run --topology`.
     pub topology: &'static str,
     /// Kernel of the host.
@@ -47,6 +50,7 @@ pub const fn boot(
     Boot {
         set,
         about_s,
+        arch: Arm64,
         topology,
         host: Standard,
         guest: Standard,
@@ -58,6 +62,20 @@ pub const fn boot(
         parallel: false,
         scenarios,
         sampled: &[],
+    }
+}
+
+/// On an x86-64 host, whose guests are QEMU's.
+pub const fn of_pc(
+    set: Set,
+    about_s: u32,
+    topology: &'static str,
+    scenarios: &'static [&'static str],
+) -> Boot {
+    Boot {
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(set, about_s, topology, scenarios)
     }
 }
 
@@ -81,6 +99,9 @@ pub const fn raced(about_s: u32, scenarios: &'static [&'static str]) -> Boot {
 impl Boot {
     /// What tells it from others.
     pub fn name(&self) -> String {
+        if self.arch == X86_64 {
+            return format!("x86-64 {}", self.topology);
+        }
         format!(
             "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}{}",
             self.topology,

@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 
-use crate::boot::{Boot, boot, checked, raced};
+use crate::boot::{Boot, boot, checked, of_pc, raced};
 use crate::kernel::Flavor::{Checked, Old, Rt};
 use crate::qemu::GuestVmm;
 use crate::run::Driver::Mainline;
@@ -410,6 +410,8 @@ const BOOTS: &[Boot] = &[
         )
     },
     boot(Long, 70, "2+2", &["qemu-service"]),
+    // An x86-64 host.
+    of_pc(Long, 30, "pc", &["doctor", "uclamp"]),
     boot(Long, 130, "2+2", &["libvirt"]),
     Boot {
         host: Rt,

@@ -31,6 +31,8 @@ pub enum RootPart {
     X86Guest,
     /// Stable's own kernel, which has no uclamp.
     OldKernel,
+    /// The modules of the kernel for x86-64, which its hosts need.
+    X86Host,
 }
 
 /// What is taken.
@@ -143,6 +145,11 @@ impl Choice {
                 "with PREEMPT_RT for arm64",
             ),
             (RootPart::X86Guest, (X86_KERNEL, "amd64"), "for amd64"),
+            (
+                RootPart::X86Host,
+                (X86_MODULES, "amd64"),
+                "with modules for amd64",
+            ),
         ];
         let whole = |release: &&String| parts.iter().all(|(_, part, _)| has(release, *part));
         let mut bootable = releases.iter().filter(boots);
@@ -190,8 +197,14 @@ impl Choice {
 const ARM64_KERNEL: &[&str] = &["linux-image-{}-arm64", "linux-headers-{}-arm64"];
 const RT_KERNEL: &[&str] = &["linux-image-{}-rt-arm64", "linux-headers-{}-rt-arm64"];
 const X86_KERNEL: &[&str] = &["linux-binary-{}-amd64", "linux-headers-{}-amd64"];
+const X86_MODULES: &[&str] = &["linux-modules-{}-amd64"];
 /// The headers' own programs, which run here.
 const KBUILD: &[&str] = &["linux-kbuild-{}"];
+
+/// The packages with the modules of the kernel for x86-64 of this release.
+pub fn x86_modules(release: &str) -> Vec<String> {
+    names(X86_MODULES, release, "amd64")
+}
 
 fn names(patterns: &[&str], release: &str, architecture: &str) -> Vec<String> {
     let names = patterns

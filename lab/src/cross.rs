@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The programs for arm64, and those of packages: by the toolchain root's cargo and compilers, which
+//! The programs for the emulated hosts, and those of packages: by the toolchain root's cargo and compilers, which
 //! are Debian stable's, and of one version for all architectures.
 
 use std::fs;
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::arch::Arch;
 use crate::cache::{Cache, key};
 use crate::check_cache::{Check, CheckPlace};
 use crate::child_output::{self, CARGO_BAR};
@@ -16,7 +17,8 @@ use crate::root::Root;
 use crate::set::Set;
 use crate::tree::RootUse;
 
-const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// That of the short set's lints.
+const LINTED_TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// What is built.
 const PROGRAMS: [&str; 6] = [
@@ -65,9 +67,15 @@ const SOURCE: ModuleSource = ModuleSource {
     ],
 };
 
-/// Builds the programs for this use, statically; gives the folder that they are in.
-pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: RootUse) -> Result<PathBuf> {
-    let step = Step::start("programs for arm64");
+/// Builds the programs for this use, statically.
+pub fn build(
+    (cache, root): (&Cache, &Root),
+    repo: &Path,
+    arch: Arch,
+    for_use: RootUse,
+) -> Result<()> {
+    let name = arch.debian();
+    let step = Step::start(format!("programs for {name}"));
     let crates = crates(cache, root, repo)?;
     let target = target(cache, root, repo)?;
     let mut command = root.command("env");
@@ -75,7 +83,7 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: RootUse) -> Resul
         .args(["-C", "/src"])
         .args(settings(&crates, &root.inside(&target)?))
         .args([CARGO, "build", "--locked", "--offline"])
-        .args(["--target", TARGET])
+        .args(["--target", &arch.target()])
         .args(PROGRAMS)
         .args(match for_use {
             RootUse::Demo => DEMO,
@@ -84,14 +92,25 @@ pub fn build(cache: &Cache, root: &Root, repo: &Path, for_use: RootUse) -> Resul
     let (built, text) = child_output::cargo(&mut command, &step)?;
     if !built {
         above(|| eprint!("{text}"));
-        bail!("building the programs for arm64 failed; its output is above");
+        bail!("building the programs for {name} failed; its output is above");
     }
     step.done();
+    Ok(())
+}
+
+/// The folder that the programs for this use are built into.
+pub fn programs(
+    (cache, root): (&Cache, &Root),
+    repo: &Path,
+    arch: Arch,
+    for_use: RootUse,
+) -> Result<PathBuf> {
     let profile = match for_use {
         RootUse::Demo => "demo",
         RootUse::Tests => "release",
     };
-    Ok(target.join(TARGET).join(profile))
+    let target = target(cache, root, repo)?;
+    Ok(target.join(arch.target()).join(profile))
 }
 
 /// clippy, rustdoc and rustfmt on all sources, with the features that the programs are built with: by
@@ -127,7 +146,7 @@ pub fn lints(
         }
     };
     let locked = ["--locked", "--offline"];
-    let arm = ["--release", "--target", TARGET];
+    let arm = ["--release", "--target", LINTED_TARGET];
     // Named, so that the flags for static programs are not those of macros, which cargo loads.
     let here = ["--target", "x86_64-unknown-linux-gnu"];
     let clippy = ["/usr/bin/cargo-clippy", "clippy", locked[0], locked[1]];

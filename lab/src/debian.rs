@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Debian's programs for arm64 in an initial file system, with the libraries that `readelf` lists.
-//! The toolchain root keeps them apart, or they are unpacked beside it.
+//! Debian's programs in an initial file system, with the libraries that `readelf` lists. The toolchain
+//! root keeps those for arm64 apart, and runs those for x86-64 itself; others are unpacked beside it.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -8,19 +8,25 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::arch::Arch;
 use crate::initramfs::Initramfs;
 use crate::root::Root;
 
-/// Below the root.
-const TREE: &str = "opt/arm64/usr";
-/// Below the tree; all are in one folder of the host.
-const FOLDERS: [&str; 2] = ["lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu/systemd"];
 /// pthread_exit opens it.
 const OPENED: &str = "libgcc_s.so.1";
 
 /// The programs' `/usr`.
-pub fn tree(root: &Path) -> PathBuf {
-    root.join(TREE)
+pub fn tree(root: &Path, arch: Arch) -> PathBuf {
+    root.join(match arch {
+        Arch::Arm64 => "opt/arm64/usr",
+        Arch::X86_64 => "usr",
+    })
+}
+
+/// Where a tree has its libraries; all are in one folder of the host.
+fn folders(arch: Arch) -> [String; 2] {
+    let machine = arch.machine();
+    ["", "/systemd"].map(|end| format!("lib/{machine}-linux-gnu{end}"))
 }
 
 /// Adds programs, each at its path below `/usr`, and the libraries of all; what the root's own tree
@@ -28,10 +34,10 @@ pub fn tree(root: &Path) -> PathBuf {
 pub fn add(
     archive: &mut Initramfs,
     root: &Root,
-    more: Option<&Path>,
+    (arch, more): (Arch, Option<&Path>),
     programs: &[&str],
 ) -> Result<()> {
-    let trees: Vec<PathBuf> = iter::once(tree(root.dir()))
+    let trees: Vec<PathBuf> = iter::once(tree(root.dir(), arch))
         .chain(more.map(Path::to_owned))
         .collect();
     let find = |path: &str| {
@@ -40,9 +46,15 @@ pub fn add(
             .map(|usr| usr.join(path))
             .find(|it| it.exists())
     };
+    if arch == Arch::X86_64 && !programs.is_empty() {
+        // Where programs name their loader.
+        archive.link("lib64", "lib")?;
+    }
+    let folders = folders(arch);
     let mut files = Vec::new();
     for path in programs {
-        let file = find(path).with_context(|| format!("no arm64 package has {path}"))?;
+        let file =
+            find(path).with_context(|| format!("no {} package has {path}", arch.debian()))?;
         archive.program(path, &file)?;
         files.push(file);
     }
@@ -52,9 +64,9 @@ pub fn add(
         wanted.extend(linked(root, &files)?);
         files.clear();
         for name in wanted.difference(&libraries) {
-            let mut places = FOLDERS.iter().map(|folder| format!("{folder}/{name}"));
+            let mut places = folders.iter().map(|folder| format!("{folder}/{name}"));
             let file = places.find_map(|path| find(&path));
-            let file = file.with_context(|| format!("no arm64 package has {name}"))?;
+            let file = file.with_context(|| format!("no {} package has {name}", arch.debian()))?;
             archive.program(&format!("lib/{name}"), &file)?;
             files.push(file);
         }
@@ -63,7 +75,7 @@ pub fn add(
     Ok(())
 }
 
-/// The libraries that these files name.
+/// The libraries that these files name; readelf reads files of any machine.
 fn linked(root: &Root, files: &[PathBuf]) -> Result<BTreeSet<String>> {
     let mut args = vec!["-d".to_owned()];
     for file in files {

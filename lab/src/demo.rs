@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::arch::Arch;
 use crate::artifacts::Artifacts;
 use crate::out;
 use crate::qemu::GuestVmm;
@@ -14,9 +15,16 @@ use crate::run::Options;
 
 /// Runs the demo; whether its verdict is good. `started` is when the whole
 /// command began, set-up included.
-pub fn run(artifacts: &Artifacts, repo: &Path, vmm: GuestVmm, started: Instant) -> Result<bool> {
+pub fn run(
+    artifacts: &Artifacts,
+    repo: &Path,
+    (arch, vmm): (Arch, GuestVmm),
+    started: Instant,
+) -> Result<bool> {
     let options = Options {
         about_s: Some(40),
+        arch,
+        topology: arch.topology().to_owned(),
         vmm,
         ..Options::of(&["demo"])
     };
@@ -24,9 +32,11 @@ pub fn run(artifacts: &Artifacts, repo: &Path, vmm: GuestVmm, started: Instant) 
     let result = report.results.into_iter().next().context("no result")?;
     let mut result = complete(result, &options.topology, started.elapsed().as_secs());
     result["vmm"] = vmm.name().into();
-    let file = match vmm {
-        GuestVmm::Vcpufreq => "demo.json",
-        GuestVmm::Qemu => "demo-qemu.json",
+    result["architecture"] = arch.machine().into();
+    let file = match (arch, vmm) {
+        (Arch::X86_64, _) => "demo-x86.json",
+        (Arch::Arm64, GuestVmm::Vcpufreq) => "demo.json",
+        (Arch::Arm64, GuestVmm::Qemu) => "demo-qemu.json",
     };
     out::write(repo, file, result.clone())?;
     print(&result);
@@ -70,7 +80,11 @@ fn print(result: &Value) {
     }
     let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
     println!(
-        "\nEmulated Arm host, topology {}: Linux {}",
+        "\nEmulated {} host, topology {}: Linux {}",
+        match result["architecture"] == Arch::X86_64.machine() {
+            true => "x86-64",
+            false => "Arm",
+        },
         text(&result["topology"]),
         text(&result["host_kernel"])
     );

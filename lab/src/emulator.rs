@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The emulated board: its device tree, its command line, and one run of it.
+//! The emulated machine, a board or a PC: its device tree, its command line, and one run of it.
 //!
 //! Everything that a run depends on is fixed: instruction-counted time, the
 //! clock, the seed, the kernel's placement. Two runs of the same parts give
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::arch::Arch;
 use crate::cache::{Cache, key};
 use crate::kernel::Kernel;
 use crate::result_port::Far;
@@ -30,6 +31,14 @@ const MEM_FOR_1_GIB_PAGE_MIB: u32 = 4096;
 /// them takes 0.6 s of virtual time.
 const CMDLINE: &str =
     "nokaslr panic=-1 initcall_blacklist=load_system_certificate_list rdinit=/init";
+
+/// Of a PC. Its counters agree and are constant, which the emulator doesn't tell: Linux would take
+/// them for the CPU's clock, which changes, and would switch no frequency in the scheduler. What keeps
+/// guests from reading the host's memory has nothing to protect here, and costs time.
+const CMDLINE_OF_PC: &str =
+    " tsc=reliable setcpuid=constant_tsc,nonstop_tsc no_timer_check mitigations=off";
+/// With AMD's virtualization, of which the emulator lacks x2APIC.
+const CPU_OF_PC: &str = "EPYC-Rome,+svm,+npt,-x2apic";
 
 /// For kernels with checks of their own: without this SLUB keeps pointers to what it has given away,
 /// in lists per CPU, where kmemleak finds them. Modules of KUnit run their tests when they are loaded.
@@ -55,9 +64,9 @@ pub struct Board<'a> {
     pub topology: &'a Topology,
     /// The host's kernel.
     pub kernel: &'a Kernel,
-    /// The emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't.
+    /// The emulated CPU of an Arm board: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't.
     pub cpu: &'a str,
-    /// The version of its interrupt controller, 2 or 3.
+    /// The version of that board's interrupt controller, 2 or 3.
     pub gic: u8,
     /// Whether its CPUs run at once, each in a thread of the emulator, and time is real.
     pub parallel: bool,
@@ -110,7 +119,7 @@ impl Board<'_> {
         ]);
         let mut child = self
             .root
-            .command("qemu-system-aarch64")
+            .command(&self.kernel.arch.qemu())
             .args(&args)
             .stdout(Stdio::null())
             .stderr(File::create(dir.join("emulator.log"))?)
@@ -152,21 +161,24 @@ impl Board<'_> {
     pub fn on_stdio(&self, initrd: &Path) -> Result<Command> {
         let mut args = self.args(initrd, "loglevel=4")?;
         args.extend(["-nographic", "-serial", "mon:stdio", "-serial", "null"].map(String::from));
-        let mut emulator = self.root.command("qemu-system-aarch64");
+        let mut emulator = self.root.command(&self.kernel.arch.qemu());
         emulator.args(&args);
         Ok(emulator)
     }
 
     fn args(&self, initrd: &Path, cmdline: &str) -> Result<Vec<String>> {
         let image = self.root.inside(&self.kernel.image)?;
-        let dtb = self.root.inside(&self.device_tree()?)?;
         let mut args = self.machine("");
-        let checks = match self.kernel.unpacked {
-            Some(_) => CMDLINE_OF_CHECKS,
-            None => "",
+        let (console, more) = match (self.kernel.arch, &self.kernel.unpacked) {
+            (Arch::X86_64, _) => ("ttyS0", CMDLINE_OF_PC),
+            (_, Some(_)) => ("ttyAMA0", CMDLINE_OF_CHECKS),
+            (_, None) => ("ttyAMA0", ""),
         };
         let isolated = self.isolated.map(|cpus| format!(" isolcpus={cpus}"));
         let isolated = isolated.unwrap_or_default();
+        if self.kernel.arch == Arch::Arm64 {
+            args.extend(["-dtb".into(), self.root.inside(&self.device_tree()?)?]);
+        }
         let time = match self.parallel {
             true => ["-accel", "tcg,thread=multi"],
             false => ["-icount", "shift=1,sleep=off"],
@@ -185,10 +197,8 @@ impl Board<'_> {
                 &image,
                 "-initrd",
                 &self.root.inside(initrd)?,
-                "-dtb",
-                &dtb,
                 "-append",
-                &format!("console=ttyAMA0 {CMDLINE} {cmdline}{checks}{isolated}"),
+                &format!("console={console} {CMDLINE} {cmdline}{more}{isolated}"),
             ]
             .map(String::from),
         );
@@ -216,15 +226,15 @@ impl Board<'_> {
 
     fn machine(&self, options: &str) -> Vec<String> {
         let gic = self.gic;
-        let machine =
-            format!("virt,virtualization=on,gic-version={gic},dtb-randomness=off{options}");
+        let board = format!("virt,virtualization=on,gic-version={gic},dtb-randomness=off{options}");
+        let (machine, cpu) = match self.kernel.arch {
+            Arch::Arm64 => (&*board, self.cpu),
+            Arch::X86_64 => ("q35", CPU_OF_PC),
+        };
         let cpus = self.topology.cpus().to_string();
         let memory = self.mem_mib().to_string();
-        [
-            "-M", &machine, "-cpu", self.cpu, "-smp", &cpus, "-m", &memory,
-        ]
-        .map(String::from)
-        .into()
+        let words = ["-M", machine, "-cpu", cpu, "-smp", &cpus, "-m", &memory];
+        words.map(String::from).into()
     }
 
     /// The emulator's own tree with the topology added.

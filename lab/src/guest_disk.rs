@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::arch::Arch;
 use crate::artifacts::Artifacts;
 use crate::cache::key;
 use crate::initramfs::Initramfs;
@@ -57,9 +58,10 @@ impl Artifacts {
     /// The image, for a guest with this kernel.
     pub fn guest_disk(&self, flavor: Flavor) -> Result<PathBuf> {
         let kernel = Kernel::find(&self.root, flavor)?;
-        let packages = packages::unpacked(&self.cache, &self.root, "debian-guest", &PACKAGES)?;
+        let packages =
+            packages::unpacked(&self.cache, &self.root, (Arch::Arm64, SCENARIO), &PACKAGES)?;
         let (driver, folder) = (self.guest_driver(&kernel)?, self.repo().join(FOLDER));
-        let agent = self.agent();
+        let agent = self.agent(Arch::Arm64)?;
         let mut parts = vec![self.root.id(), kernel.release.clone()];
         parts.extend([&packages, &driver].map(|path| path.display().to_string()));
         let mut parts: Vec<_> = parts.into_iter().map(String::into_bytes).collect();
@@ -101,7 +103,7 @@ impl Artifacts {
     ) -> Result<()> {
         let mut initrd = Initramfs::new()?;
         initrd.program("init", &self.repo().join(FOLDER).join("init"))?;
-        self.add_shell(&mut initrd)?;
+        self.add_shell(&mut initrd, Arch::Arm64)?;
         for path in MODULES {
             self.add_own_module(&mut initrd, guest, path)?;
         }

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::arch::Arch;
 use crate::cache::{Cache, key};
-use crate::choice::RootPart;
+use crate::choice::{RootPart, x86_modules};
 use crate::kernel_source;
+use crate::packages;
 use crate::progress::Step;
 use crate::root::Root;
 
@@ -45,8 +47,12 @@ pub struct Kernel {
     pub release: String,
     /// The boot image, as seen from outside the root.
     pub image: PathBuf,
+    /// Of what it is for.
+    pub arch: Arch,
     /// What modules are built against, as seen from inside the root.
     pub headers: String,
+    /// The folder of its own modules, packed.
+    pub packed: PathBuf,
     /// Its own modules, where they aren't packed ones in the root.
     pub unpacked: Option<PathBuf>,
 }
@@ -67,9 +73,37 @@ impl Kernel {
         let image = root.dir().join(format!("boot/vmlinuz-{release}"));
         let headers = format!("/usr/src/linux-headers-{release}");
         Ok(Self {
+            packed: packed(root.dir(), &release),
+            arch: Arch::Arm64,
             release,
             image,
             headers,
+            unpacked: None,
+        })
+    }
+
+    /// Debian's kernel for x86-64, with PREEMPT_RT or without. Its modules are fetched now.
+    pub fn find_x86(cache: &Cache, root: &Root, flavor: Flavor) -> Result<Self> {
+        ensure!(
+            flavor == Flavor::Standard,
+            "the lab has no {flavor:?} kernel for x86-64: leave --host and --guest out"
+        );
+        for part in [RootPart::X86Guest, RootPart::X86Host] {
+            if let Some(why) = root.lacks(part) {
+                bail!("no kernel for x86-64: {why}");
+            }
+        }
+        let release = format!("{}-amd64", root.kernel());
+        let modules = x86_modules(root.kernel());
+        let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
+        let place = (Arch::X86_64, "modules-amd64");
+        let modules = packages::unpacked(cache, root, place, &modules)?;
+        Ok(Self {
+            packed: packed(&modules, &release),
+            arch: Arch::X86_64,
+            image: root.dir().join(format!("opt/amd64/vmlinuz-{release}")),
+            headers: format!("/usr/src/linux-headers-{release}"),
+            release,
             unpacked: None,
         })
     }
@@ -118,13 +152,8 @@ impl Kernel {
     /// Builds the modules in a folder of the cache.
     fn make(&self, root: &Root, folder: &Path, options: &[&str]) -> Result<()> {
         let modules = format!("M={}", root.inside(folder)?);
-        let mut args = vec![
-            "-C",
-            &self.headers,
-            &modules,
-            "ARCH=arm64",
-            "CROSS_COMPILE=aarch64-linux-gnu-",
-        ];
+        let mut args = vec!["-C", &self.headers, &modules];
+        args.extend(self.arch.make_variables());
         args.extend(options);
         args.push("modules");
         root.run("building kernel modules", "make", &args)?;
@@ -137,7 +166,7 @@ impl Kernel {
             let file = modules.join(format!("{path}.ko"));
             return fs::read(&file).with_context(|| file.display().to_string());
         }
-        let packed = format!("/usr/lib/modules/{}/kernel/{path}.ko.xz", self.release);
+        let packed = root.inside(&self.packed.join(format!("{path}.ko.xz")))?;
         let name = path.rsplit('/').next().unwrap_or(path);
         let key = key([packed.as_bytes(), root.id().as_bytes()]);
         let dir = cache.entry(&format!("module-{name}"), &key, |to| {
@@ -149,6 +178,11 @@ impl Kernel {
         ensure!(!module.is_empty(), "module {path} is empty");
         Ok(module)
     }
+}
+
+/// The folder of a kernel's own modules below the tree at `root`.
+fn packed(root: &Path, release: &str) -> PathBuf {
+    root.join(format!("usr/lib/modules/{release}/kernel"))
 }
 
 /// A part of the checkout. Of modules, the first folder has the Kbuild file,

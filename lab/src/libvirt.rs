@@ -4,6 +4,7 @@
 
 use anyhow::{Context, Result};
 
+use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::initramfs::Initramfs;
 use crate::root::Root;
@@ -46,8 +47,8 @@ pub fn needed(scenarios: &[String]) -> bool {
 
 /// Adds it to a host's initial file system.
 pub fn add(archive: &mut Initramfs, cache: &Cache, root: &Root) -> Result<()> {
-    let usr = packages::unpacked(cache, root, "libvirt", &PACKAGES)?.join("usr");
-    debian::add(archive, root, Some(&usr), &PROGRAMS)?;
+    let usr = packages::unpacked(cache, root, (Arch::Arm64, "libvirt"), &PACKAGES)?.join("usr");
+    debian::add(archive, root, (Arch::Arm64, Some(&usr)), &PROGRAMS)?;
     for file in crate::kernel::files_below(&usr.join(CPU_MAP))? {
         let path = file.strip_prefix(&usr)?;
         let path = path.to_str().context("a file's name")?;

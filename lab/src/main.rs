@@ -7,6 +7,7 @@
 //! is the agent's (`tests/`).
 
 mod apt;
+mod arch;
 mod archive;
 mod arm_check;
 mod arm_debian;
@@ -66,6 +67,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use crate::arch::Arch;
 use crate::set::Set;
 
 /// Exit codes: 0 all held, 1 something didn't hold, 2 it could not be tried.
@@ -82,9 +84,17 @@ enum LabCommand {
     Setup,
     /// Show the whole loop: a guest's requests, the host's frequencies
     Demo {
-        /// What runs the guests
-        #[arg(long, value_enum, default_value = "vcpufreq")]
+        /// What runs the guests; on an x86-64 host that is QEMU
+        #[arg(
+            long,
+            value_enum,
+            default_value = "vcpufreq",
+            default_value_if("arch", "x86-64", "qemu")
+        )]
         vmm: qemu::GuestVmm,
+        /// Architecture of host and guest
+        #[arg(long, value_enum, default_value = "arm64")]
+        arch: Arch,
     },
     /// Measure what an access costs by each path
     BenchPaths,
@@ -157,10 +167,16 @@ fn dispatch(command: LabCommand) -> Result<bool> {
     let for_use = match command {
         LabCommand::Demo {
             vmm: qemu::GuestVmm::Vcpufreq,
+            ..
         } => tree::RootUse::Demo,
         _ => tree::RootUse::Tests,
     };
-    let artifacts = artifacts::Artifacts::prepare(&repo, for_use)?;
+    let arch = match &command {
+        LabCommand::Demo { arch, .. } => *arch,
+        LabCommand::Run(options) | LabCommand::Shell(options) => options.arch,
+        _ => Arch::Arm64,
+    };
+    let artifacts = artifacts::Artifacts::prepare(&repo, arch, for_use)?;
     let named = match &command {
         LabCommand::Demo { .. } if for_use == tree::RootUse::Demo => Some("make demo"),
         LabCommand::Bench { scenarios, .. } if scenarios.is_empty() => Some("make bench"),
@@ -198,7 +214,7 @@ fn carry_out(
         // Needs none of these.
         LabCommand::Packages { .. } => Ok(true),
         LabCommand::Setup => Ok(true),
-        LabCommand::Demo { vmm } => demo::run(artifacts, repo, vmm, started),
+        LabCommand::Demo { vmm, arch } => demo::run(artifacts, repo, (arch, vmm), started),
         LabCommand::BenchPaths => bench::paths(artifacts, repo),
         LabCommand::Bench {
             scenarios,

@@ -3,11 +3,12 @@
 //! `lab/kernels`: once, and kept in the cache.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::arch::Arch;
 use crate::cache::{Cache, key};
 use crate::kernel::{Flavor, Kernel};
 use crate::kernel_source;
@@ -99,7 +100,9 @@ pub fn built(cache: &Cache, root: &Root, repo: &Path, name: &str) -> Result<Kern
     Ok(Kernel {
         release: release.trim().to_owned(),
         image: dir.join("Image"),
+        arch: Arch::Arm64,
         headers: root.inside(&dir.join("headers"))?,
+        packed: PathBuf::new(),
         unpacked: Some(dir.join("modules")),
     })
 }

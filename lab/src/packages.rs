@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Debian's packages for arm64, with what they depend on, unpacked and not installed: a tree that
-//! only some scenarios need, beside the toolchain root.
+//! Debian's packages for the emulated hosts, with what they depend on, unpacked and not installed:
+//! trees that only some scenarios need, beside the toolchain root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::apt::Apt;
+use crate::arch::Arch;
 use crate::bootstrap;
 use crate::cache::{Cache, key, remove_tree};
 use crate::namespace::{self, Users};
@@ -16,19 +17,31 @@ use crate::root::Root;
 use crate::tree::{SUITE, prefer};
 
 /// The tree `name` of these packages; fetches them when it isn't there.
-pub fn unpacked(cache: &Cache, root: &Root, name: &str, packages: &[&str]) -> Result<PathBuf> {
+pub fn unpacked(
+    cache: &Cache,
+    root: &Root,
+    (arch, name): (Arch, &str),
+    packages: &[&str],
+) -> Result<PathBuf> {
     let list = packages.join(",");
     let id = root.id();
     let parts = [&*id, &list].map(str::as_bytes);
     let dir = cache.entry(name, &key(parts), |to| {
-        unpack(root, to, &format!("packages for {name}"), packages, &[])
+        let what = format!("packages for {name}");
+        unpack(root, to, (arch, &what), packages, &[])
     })?;
     Ok(dir.join("tree"))
 }
 
 /// Fetches packages, by name or apt's patterns, and unpacks them into `to/tree`, then carries out
 /// mmdebstrap's extract hooks, whose `$1` is that tree. They are of the versions that `root` prefers.
-pub fn unpack(root: &Root, to: &Path, what: &str, packages: &[&str], hooks: &[&str]) -> Result<()> {
+pub fn unpack(
+    root: &Root,
+    to: &Path,
+    (arch, what): (Arch, &str),
+    packages: &[&str],
+    hooks: &[&str],
+) -> Result<()> {
     namespace::require(Users::All)?;
     let fetched = to.join("apt");
     fs::create_dir(&fetched)?;
@@ -42,7 +55,8 @@ pub fn unpack(root: &Root, to: &Path, what: &str, packages: &[&str], hooks: &[&s
         .arg(mmdebstrap)
         .args(["--mode=root", "--verbose"])
         // Nothing in it runs here.
-        .args(["--variant=extract", "--architectures=arm64"])
+        .arg("--variant=extract")
+        .arg(format!("--architectures={}", arch.debian()))
         .arg("--skip=check/qemu")
         .arg(prefer(&preferences))
         .args(packages.iter().map(|one| format!("--include={one}")))

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use crate::arch::{Arch, PC};
 use crate::artifacts::{Artifacts, HostContents};
 use crate::board;
 use crate::emulator::{Board, Disk, EmulatorOutcome};
@@ -38,8 +39,11 @@ pub const DEFAULT_GIC: u8 = 3;
 pub struct Options {
     /// Scenarios, in turn, on one host
     pub scenarios: Vec<String>,
-    /// Topology: a name in lab/topologies, a file, or drawn:SEED
-    #[arg(long, default_value = "2+2")]
+    /// Architecture of host and guests; those of an x86-64 host are QEMU's
+    #[arg(long, value_enum, default_value = "arm64")]
+    pub arch: Arch,
+    /// Topology: a name in lab/topologies, a file, or drawn:SEED; of an x86-64 host pc unless given
+    #[arg(long, default_value = "2+2", default_value_if("arch", "x86-64", PC))]
     pub topology: String,
     /// Kernel of the host
     #[arg(long, value_enum, default_value = "standard")]
@@ -54,7 +58,12 @@ pub struct Options {
     #[arg(long)]
     pub path: Option<String>,
     /// What runs the guests
-    #[arg(long, value_enum, default_value = "vcpufreq")]
+    #[arg(
+        long,
+        value_enum,
+        default_value = "vcpufreq",
+        default_value_if("arch", "x86-64", "qemu")
+    )]
     pub vmm: GuestVmm,
     /// Emulated CPU: neoverse-v1 has FEAT_S2FWB, cortex-a76 hasn't
     #[arg(long, default_value = DEFAULT_CPU)]
@@ -133,6 +142,7 @@ impl Options {
     pub fn of(scenarios: &[&str]) -> Self {
         Self {
             scenarios: scenarios.iter().map(|&name| name.to_owned()).collect(),
+            arch: Arch::Arm64,
             topology: "2+2".to_owned(),
             host: Flavor::Standard,
             guest: Flavor::Standard,
@@ -157,6 +167,7 @@ impl Options {
             !self.scenarios.is_empty(),
             "no scenario given; their names are in tests/src/scenarios/mod.rs and the lists below it"
         );
+        self.check_arch()?;
         let report = self.report(artifacts, repo)?;
         for (result, took_s) in report.results.iter().zip(&report.took_s) {
             println!("{result}");
@@ -175,7 +186,7 @@ impl Options {
     pub fn report(&self, artifacts: &Artifacts, repo: &Path) -> Result<BootReport> {
         self.with_run_dir(artifacts, |dir| {
             let (topology, kernel) = self.host(artifacts, repo)?;
-            let initrd = self.initrd(artifacts, dir, &self.scenarios)?;
+            let initrd = self.initrd(artifacts, dir, (&topology, &self.scenarios))?;
             above(|| {
                 eprintln!(
                     "host: {}, Linux {}, emulated",
@@ -204,6 +215,23 @@ impl Options {
                 wall: outcome.wall,
             })
         })
+    }
+
+    /// What an x86-64 host can't be.
+    fn check_arch(&self) -> Result<()> {
+        let arm = [
+            (self.vmm == GuestVmm::Vcpufreq, "--vmm vcpufreq"),
+            (self.driver == Driver::Mainline, "--driver mainline"),
+            (self.cpu != DEFAULT_CPU, "--cpu"),
+            (self.gic != DEFAULT_GIC, "--gic 2"),
+            (self.crosvm.is_some(), "--crosvm"),
+            (self.packaged, "--packaged"),
+        ];
+        let given = arm.into_iter().find(|(given, _)| *given);
+        match given.filter(|_| self.arch == Arch::X86_64) {
+            Some((_, option)) => bail!("{option} is for arm64 hosts alone: leave it out"),
+            None => Ok(()),
+        }
     }
 
     /// Shows how far a host is, each time that it has gone on, and about how long it still takes.
@@ -254,7 +282,7 @@ impl Options {
     pub fn shell(&self, artifacts: &Artifacts, repo: &Path) -> Result<()> {
         self.with_run_dir(artifacts, |dir| {
             let (topology, kernel) = self.host(artifacts, repo)?;
-            let initrd = self.initrd(artifacts, dir, &[tools::SHELL.to_owned()])?;
+            let initrd = self.initrd(artifacts, dir, (&topology, &[tools::SHELL.to_owned()]))?;
             self.board(artifacts, &topology, &kernel).shell(&initrd)
         })
     }
@@ -264,7 +292,7 @@ impl Options {
     pub fn typed(&self, artifacts: &Artifacts, repo: &Path, line: &str) -> Result<String> {
         self.with_run_dir(artifacts, |dir| {
             let (topology, kernel) = self.host(artifacts, repo)?;
-            let initrd = self.initrd(artifacts, dir, &[tools::SHELL.to_owned()])?;
+            let initrd = self.initrd(artifacts, dir, (&topology, &[tools::SHELL.to_owned()]))?;
             let emulator = self
                 .board(artifacts, &topology, &kernel)
                 .on_stdio(&initrd)?;
@@ -273,9 +301,10 @@ impl Options {
     }
 
     fn host(&self, artifacts: &Artifacts, repo: &Path) -> Result<(Topology, Kernel)> {
+        artifacts.require(self.arch)?;
         Ok((
             Topology::named(&self.topology, &repo.join("lab/topologies"))?,
-            artifacts.kernel(self.host)?,
+            artifacts.kernel(self.arch, self.host)?,
         ))
     }
 
@@ -304,11 +333,19 @@ impl Options {
         }
     }
 
-    fn initrd(&self, artifacts: &Artifacts, dir: &Path, scenarios: &[String]) -> Result<PathBuf> {
+    fn initrd(
+        &self,
+        artifacts: &Artifacts,
+        dir: &Path,
+        (topology, scenarios): (&Topology, &[String]),
+    ) -> Result<PathBuf> {
+        // A PC has no device tree to have it in.
+        let clocks = (self.arch == Arch::X86_64).then(|| topology.parameter());
         let plan = json!({
             "scenarios": scenarios, "driver": self.driver.module(), "path": self.path,
             "vmm": self.vmm.name(),
             "later_us": self.later_us,
+            "clocks": clocks,
             "watch": own_kernel::name(self.host).is_some(),
             "watch_guests": own_kernel::name(self.guest).is_some(),
         });
@@ -331,7 +368,7 @@ impl Options {
         let initrd = dir.join("initramfs");
         fs::write(
             &initrd,
-            artifacts.host_initramfs(self.host, guest, &plan.to_string())?,
+            artifacts.host_initramfs((self.arch, self.host), guest, &plan.to_string())?,
         )?;
         Ok(initrd)
     }

@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
 
+use crate::arch::Arch;
 use crate::artifacts::Artifacts;
 use crate::boot::Boot;
 use crate::boots;
 use crate::c_checks;
 use crate::checks;
+use crate::choice::RootPart;
 use crate::demo;
 use crate::draws;
 use crate::kernel::Flavor;
@@ -249,7 +251,12 @@ impl Boot {
 
     /// Why its kernels aren't there.
     fn lacks(&self, artifacts: &Artifacts) -> Option<String> {
-        let mut parts = [self.host, self.guest].into_iter().filter_map(Flavor::part);
+        let of_arch = match self.arch {
+            Arch::Arm64 => Vec::new(),
+            Arch::X86_64 => vec![RootPart::X86Guest, RootPart::X86Host],
+        };
+        let flavors = [self.host, self.guest].into_iter().filter_map(Flavor::part);
+        let mut parts = flavors.chain(of_arch);
         let why = parts.find_map(|part| artifacts.root.lacks(part));
         why.map(str::to_owned)
     }
@@ -263,6 +270,7 @@ impl Boot {
         scenarios: &[&str],
     ) -> Result<Vec<ScenarioOutcome>, TestResult> {
         let options = Options {
+            arch: self.arch,
             topology: self.topology.to_owned(),
             host: self.host,
             guest: self.guest,

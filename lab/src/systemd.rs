@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
+use crate::arch::Arch;
 use crate::debian;
 use crate::initramfs::Initramfs;
 
@@ -66,7 +67,8 @@ pub fn needed(scenarios: &[String]) -> bool {
 
 /// Adds its units and settings to a host's initial file system, and this project's from `shipped`.
 pub fn add(archive: &mut Initramfs, root: &Path, shipped: &Path) -> Result<()> {
-    let units = debian::tree(root).join(UNITS);
+    // The same on each architecture.
+    let units = debian::tree(root, Arch::Arm64).join(UNITS);
     for name in TARGETS {
         copy(archive, &units.join(name))?;
     }

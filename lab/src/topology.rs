@@ -151,6 +151,29 @@ impl Topology {
         self.clusters.clone().unwrap_or_else(policies)
     }
 
+    /// The parameter of the lab's cpufreq driver on a host without a device tree. Capacities are in
+    /// proportion to performance per MHz times the highest frequency without boost, as on Arm.
+    pub fn parameter(&self) -> String {
+        let capacity = |policy: &TopologyPolicy| {
+            u64::from(policy.dmips_mhz.unwrap_or(1)) * u64::from(policy.reference_khz())
+        };
+        let all = || self.each_policy();
+        let largest = match self.policies.iter().any(|one| one.dmips_mhz.is_some()) {
+            true => all().map(capacity).max().unwrap_or(1),
+            false => 0,
+        };
+        let mut cpu = 0;
+        let each = all().map(|policy| {
+            let last = cpu + policy.cpus - 1;
+            let share = (capacity(policy) * 1024).checked_div(largest);
+            let opps = policy.parameter();
+            let text = format!("{cpu}-{last}/{}{opps}", share.unwrap_or(1024));
+            cpu = last + 1;
+            text
+        });
+        format!("policies={}", each.collect::<Vec<_>>().join(";"))
+    }
+
     /// Device-tree source to append to the emulator's own.
     pub fn dts(&self) -> String {
         let mut cpus = String::new();
@@ -251,6 +274,23 @@ impl TopologyPolicy {
         each.collect()
     }
 
+    /// The highest frequency that is not for boost.
+    fn reference_khz(&self) -> u32 {
+        let lower = self.khz.len().saturating_sub(self.boost);
+        self.khz[..lower].last().copied().unwrap_or_default()
+    }
+
+    /// The OPPs as the lab's cpufreq driver takes them.
+    fn parameter(&self) -> String {
+        let reference = self.reference_khz();
+        let points = self.khz.iter().zip(self.uw());
+        let opps = points.map(|(khz, uw)| {
+            let boost = if *khz > reference { ":b" } else { "" };
+            format!("/{khz}:{uw}{boost}")
+        });
+        opps.collect()
+    }
+
     fn table_dts(&self, number: usize) -> String {
         let mut text = format!(
             "lab_opps{number}: opp-table-{number} {{ compatible = \"operating-points-v2\"; opp-shared;\n"
@@ -324,7 +364,7 @@ mod tests {
     }
 
     /// Not a board's name: a topology that is made up.
-    const MADE_UP: [&str; 4] = ["1", "2+2", "4+3+1", "pixel6"];
+    const MADE_UP: [&str; 6] = ["1", "2+2", "4+3+1", "hybrid", "pc", "pixel6"];
 
     #[test]
     fn each_real_board_names_the_source_of_its_facts() {
@@ -360,6 +400,23 @@ mod tests {
         assert!(
             dts.contains("cpu@2 { operating-points-v2 = <&lab_opps1>"),
             "{dts}"
+        );
+    }
+
+    #[test]
+    fn a_pcs_driver_gets_the_same() {
+        let one = ONE.replace("power_coefficient=1000", "uw=[100,300]");
+        let text = one.replace("cpus=1", "cpus=2\ntimes=2\nboost=1");
+        let parameter = Topology::parse(&text).unwrap().parameter();
+        let opps = "/1024/1000000:100/2000000:300:b";
+        assert_eq!(parameter, format!("policies=0-1{opps};2-3{opps}"));
+        let small = one.split_once("[[").unwrap().1.replace("=1024", "=512");
+        let parameter = Topology::parse(&format!("{one}[[{small}"))
+            .unwrap()
+            .parameter();
+        assert_eq!(
+            parameter,
+            "policies=0-0/1024/1000000:100/2000000:300;1-1/512/1000000:100/2000000:300"
         );
     }
 

@@ -14,14 +14,18 @@ use nix::sys::reboot::RebootMode;
 use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
 use serde_json::{Value, json};
 
+use crate::harness::architecture::HERE;
 use crate::harness::console_commands::{dmesg, insmod};
 use crate::harness::machine::{calm_kernel, mount_at, mount_kernel_files, mount_traces, power_off};
 use crate::harness::plan::Plan;
 use crate::harness::vmm::Vmm;
 use crate::harness::{kernel_log, sysfs, uclamp};
 
-/// The second serial port: results, a line of JSON each, and progress, `# DONE OF WHAT`.
-const RESULTS: &str = "/dev/ttyAMA1";
+/// Results, a line of JSON each, and progress, `# DONE OF WHAT`.
+const RESULTS: &str = HERE.results;
+
+/// Modules of the kernel's own.
+const GOVERNORS: [&str; 2] = ["cpufreq_userspace", "cpufreq_powersave"];
 
 /// The host's init system, where a scenario wants one.
 const SYSTEMD: &str = "/usr/lib/systemd/systemd";
@@ -65,12 +69,8 @@ fn carry_out(run: RunScenario) -> Result<()> {
         kernel_log::watch_guests();
     }
     uclamp::first_use(None)?;
-    for module in [
-        "lab_cpufreq",
-        "lab_cpuidle",
-        "cpufreq_userspace",
-        "cpufreq_powersave",
-    ] {
+    insmod("lab_cpufreq", plan["clocks"].as_str().unwrap_or_default())?;
+    for module in HERE.modules.iter().chain(&GOVERNORS) {
         insmod(module, "")?;
     }
     // Work that the boot left behind would be measured otherwise.

@@ -3,6 +3,7 @@
 //! and the kernel's files.
 
 pub mod access_cost;
+pub mod architecture;
 pub mod boost;
 pub mod console_commands;
 pub mod cur_perf;

@@ -7,12 +7,13 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use vcpufreq_bench::piped::child;
 
+use crate::harness::architecture::HERE;
 use crate::harness::kernel_log;
 
 /// crosvm, if the host was given one.
 pub const CROSVM: &str = "/bin/crosvm";
 /// Debian's QEMU, if the host was given it.
-pub const QEMU: &str = "/bin/qemu-system-aarch64";
+pub const QEMU: &str = HERE.qemu;
 /// Where QEMU finds the server of the shared memory.
 pub const SOCKET: &str = "/run/vcpufreq.socket";
 /// Event lines of `vcpufreq run` or `vcpufreq qemu`.
@@ -199,12 +200,13 @@ fn qemu(setup: &Setup) -> Command {
     let vcpus = setup.pins.len();
     let mut command = Command::new(QEMU);
     command
-        .args(["-accel", "kvm", "-machine", "virt,gic-version=3"])
+        .args(["-accel", "kvm", "-machine", HERE.machine])
         .args(["-cpu", if setup.no_pmu { "host,pmu=off" } else { "host" }])
         .args(["-smp", &vcpus.to_string()])
         .args(["-m", &setup.mem_mib(), "-nodefaults", "-display", "none"])
         .args(["-kernel", KERNEL, "-initrd", INITRD])
-        .args(["-append", &setup.cmdline("console=ttyAMA0 ")])
+        .arg("-append")
+        .arg(setup.cmdline(&format!("console={} ", HERE.console)))
         // A console that hands on what it reads, Ctrl-C too.
         .args(["-chardev", "stdio,id=console,signal=off"])
         .args(["-serial", "chardev:console"])
