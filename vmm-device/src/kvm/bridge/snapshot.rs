@@ -9,7 +9,7 @@ use crate::kvm::offload::OffloadState;
 use crate::kvm::pcpu_load::{PcpuLoad, PcpuTarget};
 use crate::{
     Accesses, Actuator, Clamp, CounterSnapshot, Device, DomainId, HistogramSnapshot, Khz, Source,
-    VcpuId, VcpuSpec,
+    Tuning, VcpuId, VcpuSpec,
 };
 
 /// How the registers of a vCPU are reached.
@@ -67,6 +67,8 @@ pub struct BridgeSnapshot {
     pub governors_lost: u64,
     /// How often a vCPU's thread was found elsewhere than on its pCPUs.
     pub pins_lost: u64,
+    /// What programs on the host have set beside the guest's requests.
+    pub tunings: Vec<Tuning>,
 }
 
 /// What was counted of a virtual machine that has ended.
@@ -111,6 +113,7 @@ impl BridgeSnapshot {
             accesses_outside: device.accesses_outside(),
             governors_lost,
             pins_lost,
+            tunings: Vec::new(),
         }
     }
 }
