@@ -16,6 +16,7 @@ use crate::{
         serve::{QemuArgs, ServeArgs},
     },
     scx::ScxCommand,
+    trace::TraceArgs,
     tune::{Lasts, TuneArgs},
 };
 
@@ -164,6 +165,9 @@ pub enum Command {
         /// What tune has printed, or stats shows
         handle: u64,
     },
+    /// Record a running guest's requests, clamps, frequencies, threads and exits, for ui.perfetto.dev
+    #[command(after_help = EXIT_CODES)]
+    Trace(TraceArgs),
     /// Tune this host for real-time guests: plan, apply, check, restore; measure it: report
     #[command(subcommand, after_help = EXIT_CODES)]
     Rt(RtCommand),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use vcpufreq_device::host::{HostRoot, monotonic_ns};
+use vcpufreq_device::host::{HostRoot, Tid, monotonic_ns};
 use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
@@ -297,6 +297,7 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
     VcpuStats {
         vcpu,
         domain: of.domain.0,
+        tid: of.thread.map(Tid::get),
         path: match of.path {
             AccessPath::Exit => path::Path::Exit,
             AccessPath::Ioeventfd => path::Path::Ioeventfd,

@@ -38,6 +38,9 @@ pub struct VcpuStats {
     pub vcpu: u16,
     /// Its performance domain.
     pub domain: u32,
+    /// Its thread, if it has one.
+    #[serde(default)]
+    pub tid: Option<i32>,
     /// How its registers are reached now: `ioeventfd` while KVM answers reads or requests of table
     /// entries. `accesses` counts those that exit.
     pub path: Path,

@@ -137,6 +137,7 @@ impl BridgeHandle {
         let mut snapshot = BridgeSnapshot::of(&inner.device, &inner.guest.state);
         snapshot.tunings = inner.active().tunings.all().to_vec();
         for (vcpu, of_vcpu) in (0..=u16::MAX).map(VcpuId).zip(&mut snapshot.vcpus) {
+            of_vcpu.thread = inner.thread(vcpu);
             // Not held for all of them: a vCPU that has moved waits for it.
             let active = inner.active();
             for (_, path) in active.backend.iter().chain(&active.lost) {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::host::Tid;
 use crate::kvm::event_stats::EventStats;
 use crate::kvm::offload::OffloadState;
 use crate::kvm::pcpu_load::{PcpuLoad, PcpuTarget};
@@ -29,6 +30,8 @@ pub enum AccessPath {
 pub struct VcpuSnapshot {
     /// Its performance domain.
     pub domain: DomainId,
+    /// Its thread, while the guest has one.
+    pub thread: Option<Tid>,
     /// How its registers are reached now.
     pub path: AccessPath,
     /// The pCPU that its thread is on, if that is known, and that one's frequency.
@@ -130,6 +133,7 @@ impl VcpuSnapshot {
         let table = spec.table.entries().len() > 1;
         Self {
             domain: spec.domain,
+            thread: None,
             path: match taken.reads() || (table && taken.writes()) {
                 true => AccessPath::Ioeventfd,
                 false => AccessPath::Exit,
