@@ -365,10 +365,14 @@ mod tests {
             .collect()
     }
 
-    fn marks(trace: &Value) -> Vec<&str> {
+    /// Track and name of each mark.
+    fn marks(trace: &Value) -> Vec<(u64, &str)> {
         let events = trace["traceEvents"].as_array().unwrap().iter();
         let marks = events.filter(|one| one["ph"] == "i");
-        marks.map(|one| one["name"].as_str().unwrap()).collect()
+        let mark = |one: &'_ Value| one["tid"].as_u64().unwrap();
+        marks
+            .map(|one| (mark(one), one["name"].as_str().unwrap()))
+            .collect()
     }
 
     #[test]
@@ -387,7 +391,7 @@ mod tests {
         let other = &trace["otherData"];
         assert_eq!(other["requests_by_vcpu"], json!({ "1": 1 }));
         assert_eq!(other["lost_events"], 3);
-        assert_eq!(marks(&trace), ["requests 1800 MHz"]);
+        assert_eq!(marks(&trace), [(2, "requests 1800 MHz")]);
         let text = trace.to_string();
         assert_eq!(text.matches("\"name\":\"pCPU 2\"").count(), 2, "{text}");
     }
@@ -408,10 +412,10 @@ mod tests {
         }
         let trace = timeline.finish(0);
         let expected = [
-            "uclamp 0 to 0, by guest",
-            "uclamp 0 to 0, by guest",
-            "uclamp 0 to 0, by tune",
-            "tuned",
+            (1, "uclamp 0 to 0, by guest"),
+            (2, "uclamp 0 to 0, by guest"),
+            (2, "uclamp 0 to 0, by tune"),
+            (2, "tuned"),
         ];
         assert_eq!(marks(&trace), expected);
     }
