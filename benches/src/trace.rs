@@ -8,8 +8,8 @@ use std::path::Path;
 use anyhow::Result;
 use vcpufreq_device::{MAX_VCPUS, REG_SET_PERF, REGION_STRIDE, SET_PERF_KHZ};
 
-use crate::tracefs::{FrequencyEvent, INSTANCES, Instance, Mmio, Switch, TraceLine, events};
-use crate::undo::{self, INSTANCE};
+use crate::recorded_instance::{RecordedInstance, has_event};
+use crate::tracefs::{FrequencyEvent, INSTANCES, Mmio, Switch, TraceLine, events};
 
 /// Of each CPU's buffer; a repeat of a second has some hundred switches.
 const BUFFER_KIB: u32 = 2048;
@@ -24,17 +24,12 @@ pub fn usable() -> Result<(), String> {
             "no {INSTANCES}; mount tracefs at /sys/kernel/tracing, and run as root"
         ));
     }
-    let Some(event) = NEEDED.iter().find(|event| !exists(event)) else {
+    let Some(event) = NEEDED.iter().find(|event| !has_event(event)) else {
         return Ok(());
     };
     Err(format!(
         "this kernel has no trace event {event}, or you may not read it; run as root"
     ))
-}
-
-fn exists(event: &str) -> bool {
-    let events = Path::new(INSTANCES).with_file_name("events");
-    events.join(event).join("enable").exists()
 }
 
 /// What was seen, in order of time.
@@ -53,56 +48,35 @@ pub struct RepeatEvents {
 /// The instance; dropping it removes it.
 #[derive(Debug)]
 pub struct RepeatTrace {
-    instance: Instance,
-    // Dropped behind it.
-    _removed: Removed,
+    own: RecordedInstance,
     base: u64,
-}
-
-/// Notes, when it is dropped, that the instance is gone.
-#[derive(Debug)]
-struct Removed;
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        // A record that stays names a folder that the next bench finds gone.
-        let _ = undo::removed();
-    }
 }
 
 impl RepeatTrace {
     /// Makes it, all events on: to switch an event on or off patches the
     /// kernel's code, which is work on every CPU. Guests have the cpufreq registers at `base`.
     pub fn create(base: u64) -> Result<Self> {
-        let name = format!("{INSTANCE}{}", std::process::id());
-        // Dropped behind the instance, also when something fails.
-        let removed = Removed;
-        let folder = Path::new(INSTANCES).join(&name);
-        let instance = undo::make(&folder, || Instance::create(&name, BUFFER_KIB))?;
-        instance.enable(&NEEDED)?;
-        if exists(WISHED) {
-            instance.enable(&[WISHED])?;
+        let own = RecordedInstance::create(BUFFER_KIB)?;
+        own.instance().enable(&NEEDED)?;
+        if has_event(WISHED) {
+            own.instance().enable(&[WISHED])?;
         }
-        Ok(Self {
-            instance,
-            _removed: removed,
-            base,
-        })
+        Ok(Self { own, base })
     }
 
     /// Starts with an empty buffer.
     pub fn start(&self) -> Result<()> {
-        self.instance.start()
+        self.own.instance().start()
     }
 
     /// Stops; what was seen stays.
     pub fn stop(&self) -> Result<()> {
-        self.instance.pause()
+        self.own.instance().pause()
     }
 
     /// What was seen between the start and the end.
     pub fn seen(&self) -> Result<RepeatEvents> {
-        RepeatEvents::read(&self.instance.text()?, self.base)
+        RepeatEvents::read(&self.own.instance().text()?, self.base)
     }
 }
 
@@ -151,10 +125,15 @@ impl RepeatEvents {
 }
 
 fn is_set_perf(address: u64, base: u64) -> bool {
-    let offset = address.checked_sub(base);
-    offset.is_some_and(|offset| {
-        offset % REGION_STRIDE == REG_SET_PERF && offset / REGION_STRIDE < MAX_VCPUS as u64
-    })
+    requesting_vcpu(address, base).is_some()
+}
+
+/// The vCPU whose set_perf is at `address`, of a VM with the cpufreq registers at `base`.
+#[must_use]
+pub fn requesting_vcpu(address: u64, base: u64) -> Option<u64> {
+    let offset = address.checked_sub(base)?;
+    let vcpu = offset / REGION_STRIDE;
+    (offset % REGION_STRIDE == REG_SET_PERF && vcpu < MAX_VCPUS as u64).then_some(vcpu)
 }
 
 #[cfg(test)]

@@ -178,6 +178,14 @@ pub fn begin() -> Result<()> {
     for left in undo_killed().1 {
         say(&left);
     }
+    heed_signals()
+}
+
+/// Has a signal undo all before it ends a program that measures nothing.
+///
+/// # Errors
+/// The kernel's.
+pub fn heed_signals() -> Result<()> {
     on_signals().context("waiting for signals")
 }
 

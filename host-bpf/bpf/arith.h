@@ -53,6 +53,28 @@ static __always_inline __u32 summed(const struct vcpufreq_bpf_policy *p, __u32 m
 	return sum > min ? sum : min;
 }
 
+/* A clamp within `bounds`, but not below the VMM's lower bound. */
+static __always_inline __u32 bounded(const struct vcpufreq_bpf_policy *p, __u32 bounds,
+				     __u32 clamp)
+{
+	__u32 low = bounds & 0xffff, high = bounds >> 16;
+	__u32 min = clamp & 0xffff, max = clamp >> 16;
+
+	if (min > high)
+		min = high;
+	if (min < low)
+		min = low;
+	if (max > high)
+		max = high;
+	if (max < low)
+		max = low;
+	if (min < p->floor)
+		min = p->floor;
+	if (max < min)
+		max = min;
+	return VCPUFREQ_BPF_CLAMP(min, max);
+}
+
 /*
  * reference(vCPU) * capacity(pCPU) * khz / (reference(pCPU) * capacity(vCPU)),
  * at least 1; 0 when it isn't known. The product has up to 74 bits: khz is taken in two

@@ -236,12 +236,6 @@ static __always_inline bool scx_request(struct task_struct *p, __u32 request)
 	return true;
 }
 
-/* The lower half of a clamp is what a domain asks for; no clamp is known at first. */
-static __always_inline __u32 scx_wanted(__u32 clamp)
-{
-	return clamp == 0xffffffff ? 0 : clamp & 0xffff;
-}
-
 /* Makes the current thread one of the service's, which counts it where it runs. */
 static __always_inline int scx_register(struct task_struct *p)
 {

@@ -150,7 +150,7 @@ static __always_inline void refresh_sum(struct vcpufreq_bpf_vcpu *vcpu, __u32 id
 }
 
 /*
- * The clamp in force where a domain asks for `clamp`. Nothing is added to a
+ * The clamp where a domain asks for `clamp`, with its neighbours' utilization. Nothing is added to a
  * ceiling: on the host a limited task's neighbours, while they run, lift its
  * limit by themselves.
  */
@@ -161,6 +161,13 @@ static __always_inline __u32 with_others(const struct vcpufreq_bpf_policy *polic
 		return clamp;
 	return VCPUFREQ_BPF_CLAMP(summed(policy, clamp & 0xffff, (__u32)READ_ONCE(domain->others)),
 				  1024);
+}
+
+/* The clamp in force where a domain asks for `clamp`. */
+static __always_inline __u32 clamp_in_force(const struct vcpufreq_bpf_policy *policy,
+					    const struct vcpufreq_bpf_domain *domain, __u32 clamp)
+{
+	return bounded(policy, READ_ONCE(domain->bounds), with_others(policy, domain, clamp));
 }
 
 #endif /* VCPUFREQ_SUM_H */

@@ -26,6 +26,15 @@ static __always_inline struct task_struct *thread_of(const struct vcpufreq_bpf_v
 	return NULL;
 }
 
+/* What a domain asks for within its bounds; no clamp is known at first. */
+static __always_inline __u32 scx_wanted(const struct vcpufreq_bpf_policy *policy, __u32 bounds,
+					__u32 clamp)
+{
+	if (clamp == VCPUFREQ_BPF_NO_CLAMP)
+		clamp = VCPUFREQ_BPF_CLAMP(0, 1024);
+	return bounded(policy, bounds, clamp) & 0xffff;
+}
+
 /*
  * Has every vCPU of a domain ask for what the domain wants. Returns 1; 0 when
  * the service's scheduler is gone, and clamps are to do it, or when the worker is
@@ -36,13 +45,14 @@ __noinline int ask_scx(__u32 number, __u32 own)
 {
 	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
 	const struct vcpufreq_bpf_policy *policy;
-	__u32 zero = 0, id, clamp;
+	__u32 zero = 0, id, clamp, bounds, wanted;
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
 	struct task_struct *p;
 
 	if (!v || !domain || !scx_is_on())
 		return 0;
 	for (int i = 0; i < 4; i++) {
+		bounds = READ_ONCE(domain->bounds);
 		clamp = READ_ONCE(domain->clamp);
 		/* Another's failure has taken it back: the worker looks what is wanted. */
 		if (clamp == VCPUFREQ_BPF_NO_CLAMP)
@@ -51,19 +61,20 @@ __noinline int ask_scx(__u32 number, __u32 own)
 			policy = policy_of(id);
 			if (!policy || policy->domain != number)
 				continue;
+			wanted = scx_wanted(policy, bounds, clamp);
 			/* To find a thread by its number takes longer. */
 			if (id + 1 == own) {
-				scx_request(bpf_get_current_task_btf(), scx_wanted(clamp));
+				scx_request(bpf_get_current_task_btf(), wanted);
 				continue;
 			}
 			p = thread_of(v, id);
 			if (!p)
 				continue;
-			scx_request(p, scx_wanted(clamp));
+			scx_request(p, wanted);
 			bpf_task_release(p);
 		}
 		/* Else another vCPU has stored a newer one meanwhile. */
-		if (clamp == READ_ONCE(domain->clamp))
+		if (clamp == READ_ONCE(domain->clamp) && bounds == READ_ONCE(domain->bounds))
 			return 1;
 	}
 	return 0;
@@ -94,17 +105,19 @@ static __always_inline void forget_thread(const struct vcpufreq_bpf_vm *v, __u32
 }
 
 /* The current thread, a vCPU of this domain, asks for what that has wanted before. */
-static __always_inline int join_scx(__u32 number)
+static __always_inline int join_scx(const struct vcpufreq_bpf_policy *policy)
 {
-	struct vcpufreq_bpf_domain *domain = bpf_map_lookup_elem(&domains, &number);
+	struct vcpufreq_bpf_domain *domain =
+		bpf_map_lookup_elem(&domains, (void *)&policy->domain);
 	struct task_struct *p = bpf_get_current_task_btf();
 	int result = scx_register(p);
-	__u32 clamp;
+	__u32 clamp, bounds;
 
 	for (int i = 0; i < 4 && domain && !result; i++) {
+		bounds = READ_ONCE(domain->bounds);
 		clamp = READ_ONCE(domain->clamp);
-		scx_request(p, scx_wanted(clamp));
-		if (clamp == READ_ONCE(domain->clamp))
+		scx_request(p, scx_wanted(policy, bounds, clamp));
+		if (clamp == READ_ONCE(domain->clamp) && bounds == READ_ONCE(domain->bounds))
 			break;
 	}
 	return result;

@@ -233,17 +233,18 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 				     struct vcpufreq_bpf_event *event)
 {
 	bool settled = false;
-	__u32 clamp, now, sum;
+	__u32 clamp, now, bounds, sum;
 	__u64 others;
 	int result = 0;
 
 	for (int i = 0; i < 4 && !settled; i++) {
 		others = READ_ONCE(domain->others);
+		bounds = READ_ONCE(domain->bounds);
 		clamp = READ_ONCE(domain->clamp);
 		/* Another's failure has taken it back; this one has not been tried. */
 		if (clamp == VCPUFREQ_BPF_NO_CLAMP)
 			clamp = event->clamp;
-		sum = with_others(policy, domain, clamp);
+		sum = clamp_in_force(policy, domain, clamp);
 		if (bpf_ksym_exists(vcpufreq_host_request))
 			result = vcpufreq_host_request(event->domain, event->writer,
 						       sum & 0xffff, sum >> 16, event->ns);
@@ -252,7 +253,8 @@ static __always_inline __u32 actuate(struct vcpufreq_bpf_vcpu *vcpu,
 		if (result < 0)
 			break;
 		now = READ_ONCE(domain->clamp);
-		settled = (now == clamp && READ_ONCE(domain->others) == others) ||
+		settled = (now == clamp && READ_ONCE(domain->others) == others &&
+			   READ_ONCE(domain->bounds) == bounds) ||
 			  now == VCPUFREQ_BPF_NO_CLAMP;
 	}
 	if (settled && result) {
@@ -388,7 +390,7 @@ static __always_inline int request(struct vcpufreq_bpf_vm *v, __u32 id,
 
 	event.outcome = answer(v, vcpu, by, policy, domain, &event);
 	if (policy->tell) {
-		event.clamp = with_others(policy, domain, event.clamp);
+		event.clamp = clamp_in_force(policy, domain, event.clamp);
 		event.kind = VCPUFREQ_BPF_HANDLED;
 		if (bpf_ringbuf_output(&events, &event, sizeof(event), 0))
 			count(&vcpu->unreported);
@@ -448,7 +450,7 @@ int vcpufreq_register(struct vcpufreq_bpf_call *call)
 	thread->place = VCPUFREQ_PLACE(v->slot, id);
 	policy = policy_of(id);
 	if (policy && policy->actuator == VCPUFREQ_BPF_SCX)
-		return join_scx(policy->domain);
+		return join_scx(policy);
 	return 0;
 }
 

@@ -9,7 +9,7 @@
 #ifndef VCPUFREQ_BPF_H
 #define VCPUFREQ_BPF_H
 
-#define VCPUFREQ_BPF_LAYOUT	12	/* raised with every change below */
+#define VCPUFREQ_BPF_LAYOUT	13	/* raised with every change below */
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
@@ -105,6 +105,8 @@ struct vcpufreq_bpf_domain {
 	__u64 others;
 	__u64 refreshed_ns;	/* when the last one was sent */
 	__u64 ceiling_until;	/* when the ceiling ends, CLOCK_MONOTONIC; 0: none */
+	__u32 bounds;		/* its clamps are kept within this one, by programs on the host */
+	__u32 pad;
 };
 
 /* A VM. */

@@ -186,6 +186,7 @@ impl HostBpf {
         }
         for domain in self.domains.all() {
             domain.clamp.store(NO_CLAMP, SeqCst);
+            domain.bounds.store(Clamp::NONE.bits(), SeqCst);
         }
         self.fill_pcpus(pcpus);
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);

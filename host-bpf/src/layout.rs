@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use vcpufreq_device::CounterSnapshot;
 
-pub(crate) const LAYOUT: u32 = 12;
+pub(crate) const LAYOUT: u32 = 13;
 /// The folder on the BPF file system where `vcpufreq scx` pins its maps.
 pub const PINS: &str = "/sys/fs/bpf/vcpufreq-scx";
 pub(crate) const TABLE_MAX: usize = 64;
@@ -116,6 +116,8 @@ pub(crate) struct DomainEntry {
     pub others: AtomicU64,
     pub refreshed_ns: AtomicU64,
     pub ceiling_until: AtomicU64,
+    pub bounds: AtomicU32,
+    pub pad: u32,
 }
 
 /// `struct vcpufreq_bpf_vm`.
@@ -160,7 +162,7 @@ const _: () = {
     assert!(size_of::<SlotsEntry>() == 14 * 4 + 4096);
     assert!(size_of::<PolicyEntry>() == 336);
     assert!(size_of::<VcpuEntry>() == 48 + 14 * 8 + 128);
-    assert!(size_of::<DomainEntry>() == 40);
+    assert!(size_of::<DomainEntry>() == 48);
     assert!(size_of::<VmEntry>() == 72);
     assert!(size_of::<PageEntry>() == 4096);
     assert!(size_of::<ControlEntry>() == 128);

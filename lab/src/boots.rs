@@ -74,6 +74,7 @@ const BOOTS: &[Boot] = &[
         "2+2",
         &["demo", "memory", "fallbacks", "fallbacks:start"],
     ),
+    boot(Long, 105, "2+2", &["tune"]),
     Boot {
         sampled: &["no-dip:fifo", "unpinned", "guest-facts:stolen", "caps"],
         ..boot(Long, 120, "2+2", &[])

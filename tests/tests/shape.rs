@@ -19,13 +19,13 @@ type Figure = (&'static str, fn(&[Source]) -> usize, usize);
 
 const FIGURES: &[Figure] = &[
     ("files of vmm that import rt", rt_in_vmm, 20),
-    ("public items of vmm-device", public_items, 643),
+    ("public items of vmm-device", public_items, 669),
     ("public traits of vmm-device", public_traits, 17),
     ("files that name a scenario, median", files_of_a_scenario, 3),
     (
         "verdicts made by hand",
         |all| count(all, "tests/", "\"held\":"),
-        198,
+        200,
     ),
     (
         "verdicts read by a key",

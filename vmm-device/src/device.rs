@@ -297,6 +297,34 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
+    /// Keeps the clamps of `domain` within `bounds` from the next one that is put into force on,
+    /// whatever the guest requests.
+    pub fn set_bounds(&self, domain: DomainId, bounds: Clamp) {
+        if let Ok(index) = self.domains.binary_search_by_key(&domain, Domain::id) {
+            self.domains[index].set_bounds(bounds);
+        }
+    }
+
+    /// What the clamps of the domain of `vcpu` are kept within.
+    #[must_use]
+    pub fn bounds(&self, vcpu: VcpuId) -> Clamp {
+        let page = self.vcpus.get(vcpu.index());
+        page.map_or(Clamp::NONE, |page| self.domains[page.domain].bounds())
+    }
+
+    /// Puts the newest request of the domain of `vcpu` into force again, or that there is none: its
+    /// bounds have changed. It counts as a request.
+    pub fn apply_bounds(&self, vcpu: VcpuId) {
+        let Some(page) = self.vcpus.get(vcpu.index()) else {
+            return;
+        };
+        let domain = &self.domains[page.domain];
+        if let Some(request) = domain.renew_or_none(vcpu) {
+            self.of(request).requests.bump();
+        }
+        self.apply_pending(domain, self.clock.0.now_ns());
+    }
+
     /// A guest's request: into force if there is a token for it, or when there is one.
     fn limited_request(&self, domain: &Domain, request: Request) {
         let now = self.clock.0.now_ns();
@@ -332,7 +360,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// Puts requests into force that arrived at `now`, in ns of the clock.
     fn apply_pending(&self, domain: &Domain, now: u64) {
         domain.apply_pending(|request, in_force| {
-            let in_force = self.enforce(domain.id(), request, in_force);
+            let in_force = self.enforce(domain, request, in_force);
             let khz = in_force.map_or(Khz(0), |_| request.khz);
             self.in_force_since(request.vcpu, khz, now);
             in_force
@@ -362,14 +390,10 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     /// Puts `request` into force unless it is already; returns what is in force then.
-    fn enforce(
-        &self,
-        domain: DomainId,
-        request: Request,
-        in_force: Option<Clamp>,
-    ) -> Option<Clamp> {
+    fn enforce(&self, domain: &Domain, request: Request, in_force: Option<Clamp>) -> Option<Clamp> {
         let vcpu = request.vcpu;
-        let clamp = self.clamp(request);
+        let clamp = self.clamp(request).within(domain.bounds());
+        let domain = domain.id();
         if in_force == Some(clamp) {
             self.count(&Event::Unchanged {
                 vcpu,

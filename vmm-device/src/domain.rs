@@ -80,6 +80,8 @@ pub(crate) struct Domain {
     deferred: AtomicBool,
     /// Until when its requests' ceiling holds, in ns of the device's clock; 0: there is none.
     ceiling_until: AtomicU64,
+    /// Bits of what its clamps are kept within.
+    bounds: AtomicU64,
     /// Pays for requests of unknown writers.
     pub bucket: Bucket,
 }
@@ -93,6 +95,7 @@ impl Domain {
             last_round: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
             ceiling_until: AtomicU64::new(0),
+            bounds: AtomicU64::new(Clamp::NONE.bits().into()),
             bucket: Bucket::default(),
         }
     }
@@ -131,6 +134,17 @@ impl Domain {
         Ok(self.newest.lift_ceiling())
     }
 
+    /// Keeps clamps that are put into force from now on within `bounds`.
+    pub fn set_bounds(&self, bounds: Clamp) {
+        self.bounds.swap(bounds.bits().into(), SeqCst);
+    }
+
+    /// What its clamps are kept within.
+    pub fn bounds(&self) -> Clamp {
+        let bits = u32::try_from(self.bounds.load(SeqCst)).ok();
+        bits.and_then(Clamp::from_bits).unwrap_or(Clamp::NONE)
+    }
+
     pub fn id(&self) -> DomainId {
         self.id
     }
@@ -161,6 +175,12 @@ impl Domain {
     /// unless it is still to be put into force anyway.
     pub fn renew(&self) -> Option<Request> {
         self.newest.renew()
+    }
+
+    /// As [`Self::renew`]; without a request, that there is none is put into force, for `vcpu`.
+    pub fn renew_or_none(&self, vcpu: VcpuId) -> Option<Request> {
+        self.newest
+            .renew_or(Request::without_ceiling(vcpu, None, Khz(0)))
     }
 
     /// Puts the newest request into force, or leaves it to the thread that holds the lock. `apply`
@@ -226,14 +246,23 @@ impl Newest {
     }
 
     fn put_first(&self, request: Request) -> bool {
-        let word = pack(request) | PENDING;
-        self.0.compare_exchange(0, word, SeqCst, SeqCst).is_ok()
+        let first = |word| (word & SOME == 0).then_some(pack(request) | PENDING);
+        self.0.fetch_update(SeqCst, SeqCst, first).is_ok()
     }
 
     fn renew(&self) -> Option<Request> {
         let pending = |word| (word & SOME != 0).then_some(word | PENDING);
         let before = self.0.fetch_update(SeqCst, SeqCst, pending).ok()?;
         (before & PENDING == 0).then(|| unpack(before))
+    }
+
+    /// Has `none` be put into force if there is no request; it is none afterwards either.
+    fn renew_or(&self, none: Request) -> Option<Request> {
+        let none = pack(none) & !SOME;
+        let pending = |word| Some(if word & SOME != 0 { word } else { none } | PENDING);
+        let before = self.0.fetch_update(SeqCst, SeqCst, pending).ok()?;
+        let renewed = if before & SOME != 0 { before } else { none };
+        (before & PENDING == 0).then(|| unpack(renewed))
     }
 
     fn lift_ceiling(&self) -> Option<Request> {
@@ -304,6 +333,31 @@ mod tests {
             let request = Request::written(vcpu, by, value);
             assert_eq!(unpack(pack(request) | PENDING), request);
         }
+    }
+
+    #[test]
+    fn bounds_that_change_without_a_request_leave_none_behind() {
+        let domain = Domain::new(DomainId(0));
+        let vcpu = VcpuId(3);
+        let mut applied = Vec::new();
+        let mut apply = |domain: &Domain| {
+            domain.apply_pending(|request, in_force| {
+                applied.push((request.vcpu, request.khz));
+                in_force
+            });
+        };
+        assert!(domain.renew_or_none(vcpu).is_some());
+        // It is still to be put into force.
+        assert!(domain.renew_or_none(vcpu).is_none());
+        apply(&domain);
+        assert_eq!(domain.newest(), None);
+        let request = Request::written(VcpuId(1), None, 700);
+        assert!(domain.adopt_request(request));
+        apply(&domain);
+        assert_eq!(domain.renew_or_none(vcpu), Some(request));
+        apply(&domain);
+        let again = (VcpuId(1), Khz(700));
+        assert_eq!(applied, [(vcpu, Khz(0)), again, again]);
     }
 
     /// A writer that comes while the other one is about to leave must not be left alone.

@@ -64,6 +64,8 @@ mod sample_order;
 mod state;
 mod sync;
 mod table;
+#[cfg_attr(not(feature = "kvm"), allow(dead_code))]
+mod tune;
 mod units;
 
 pub use capacity::{RatedCapacity, guest_capacities};
@@ -80,6 +82,7 @@ pub use ports::{ActuateError, Actuator, Event, Events, NoEvents, Source, SourceE
 pub use regs::*;
 pub use state::{CheckedState, DeviceState, RequestState, StateError, VcpuState};
 pub use table::{PerfTable, TableError};
+pub use tune::{TUNED_AT_MOST, TuneClient, TuneEnd, TuneError, TuneRequest, Tuning};
 pub use units::{DomainId, Khz, Util, VcpuId};
 
 /// Its example is a test.

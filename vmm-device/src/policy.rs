@@ -57,6 +57,15 @@ impl Clamp {
         }
     }
 
+    /// Both ends moved into those of `bounds`.
+    #[must_use]
+    pub fn within(self, bounds: Self) -> Self {
+        Self {
+            min: self.min.clamp(bounds.min, bounds.max),
+            max: self.max.clamp(bounds.min, bounds.max),
+        }
+    }
+
     /// As one number: the minimum in the low half, the maximum in the high one.
     #[must_use]
     pub fn bits(self) -> u32 {

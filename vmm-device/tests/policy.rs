@@ -203,3 +203,29 @@ fn the_nearest_entry_is_one_of_a_table_that_has_steps() {
         assert_eq!(nearest_entry(&spec(1024, table), Khz(khz)), Khz(told));
     }
 }
+
+#[test]
+fn a_clamp_within_bounds_keeps_what_it_can() {
+    let clamp = |min, max| Clamp {
+        min: Util::new(min).unwrap(),
+        max: Util::new(max).unwrap(),
+    };
+    let rows = [
+        ("none", (0, 1024), (0, 1024), (0, 1024)),
+        ("a floor", (300, 1024), (600, 1024), (600, 1024)),
+        ("a floor below it", (700, 1024), (600, 1024), (700, 1024)),
+        ("a ceiling", (700, 1024), (0, 500), (500, 500)),
+        ("a ceiling above it", (300, 300), (0, 500), (300, 300)),
+        (
+            "a floor above its ceiling",
+            (200, 300),
+            (600, 1024),
+            (600, 600),
+        ),
+        ("both", (0, 1024), (200, 300), (200, 300)),
+    ];
+    for (name, of, bounds, expected) in rows {
+        let within = clamp(of.0, of.1).within(clamp(bounds.0, bounds.1));
+        assert_eq!(within, clamp(expected.0, expected.1), "{name}");
+    }
+}

@@ -16,6 +16,8 @@ use crate::{
         serve::{QemuArgs, ServeArgs},
     },
     scx::ScxCommand,
+    trace::TraceArgs,
+    tune::{Lasts, TuneArgs},
 };
 
 const EXIT_CODES: &str = "\
@@ -54,6 +56,16 @@ Exit codes:
   1  no service runs, or it is not in force
   2  error: one line on stderr with the cause and the next step
   3  the kernel, or an administrator, has ended the scheduler of start";
+
+const TUNE_HELP: &str = "\
+The highest floor of a domain counts, and the lowest ceiling; above a ceiling no
+floor. All of them end with their time, with untune, and when tune ends, also by
+kill -9.
+
+Exit codes:
+  0  done: the time is over, or untune has ended it
+  2  error: one line on stderr with the cause and the next step; nothing was set
+  CMD's, or 128 and the number of the signal that ended it";
 
 const DOCTOR_HELP: &str = "\
 Exit codes:
@@ -131,6 +143,31 @@ pub enum Command {
         #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
         every: u64,
     },
+    /// Set a floor or a ceiling of a running guest's vCPU, for a time
+    #[command(after_help = TUNE_HELP)]
+    Tune(TuneArgs),
+    /// Have a floor or a ceiling last for another time, from now on
+    #[command(after_help = EXIT_CODES)]
+    Retune {
+        /// The VMM's process
+        pid: u32,
+        /// What tune has printed, or stats shows
+        handle: u64,
+        /// For so long, as 200ms or 5s; at most 1 hour
+        #[arg(long = "for", value_name = "TIME")]
+        lasts: Lasts,
+    },
+    /// End a floor or a ceiling
+    #[command(after_help = EXIT_CODES)]
+    Untune {
+        /// The VMM's process
+        pid: u32,
+        /// What tune has printed, or stats shows
+        handle: u64,
+    },
+    /// Record a running guest's requests, clamps, frequencies, threads and exits, for ui.perfetto.dev
+    #[command(after_help = EXIT_CODES)]
+    Trace(TraceArgs),
     /// Tune this host for real-time guests: plan, apply, check, restore; measure it: report
     #[command(subcommand, after_help = EXIT_CODES)]
     Rt(RtCommand),

@@ -9,7 +9,8 @@
 //!                              └───▶ stats, events: what is counted and written
 //! ```
 //! `doctor` and `dt` are commands of their own, on the same facts of the host. So are `demo`,
-//! `bench` and `report`, whose guest is `host_guest`.
+//! `bench` and `report`, whose guest is `host_guest`. `tune` and `trace` are for a guest that
+//! runs.
 
 pub mod cli;
 pub mod config;
@@ -35,4 +36,6 @@ pub mod scx;
 pub mod serve;
 pub mod stats;
 mod sys;
+pub mod trace;
+pub mod tune;
 pub mod vm;

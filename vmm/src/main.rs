@@ -16,7 +16,7 @@ use vcpufreq::{
     host_guest::HostGuest,
     lifecycle::{cleanup::Cleaner, guard, state::StateDir},
     message::{chain, warn},
-    options, path, qemu, report, run, scx, serve, stats,
+    options, path, qemu, report, run, scx, serve, stats, trace, tune,
     vm::layout::CPUFREQ_BASE,
 };
 use vcpufreq_device::host::HostRoot;
@@ -87,6 +87,10 @@ fn execute(command: Command) -> anyhow::Result<u8> {
             let socket = stats::choose(&StateDir::of_user()?, pid)?;
             stats::top(&socket, Duration::from_millis(every)).map(|()| 0)
         }
+        Command::Tune(args) => tune::tune(&args),
+        Command::Retune { pid, handle, lasts } => tune::retune(pid, handle, lasts).map(|()| 0),
+        Command::Untune { pid, handle } => tune::untune(pid, handle).map(|()| 0),
+        Command::Trace(args) => trace::trace(&args),
         Command::Rt(command) => rt::run(&command, vcpufreq_bench::latency_page),
         Command::Scx(command) => scx::run(&command),
         Command::Cleanup => cleanup(),

@@ -78,6 +78,7 @@ fn bad_calls_of(class: ThreadClass) -> Vec<Call> {
         ThreadClass::Requests => vec![affinity, runs],
         ThreadClass::Maintenance => vec![runs, writes],
         ThreadClass::Stats => vec![affinity, clamp, runs],
+        ThreadClass::Tune => vec![affinity, runs],
         ThreadClass::Events => vec![affinity, clamp, bpf, runs],
     }
 }

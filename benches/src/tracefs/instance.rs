@@ -57,15 +57,20 @@ impl Instance {
     /// The same; an error when events are missing.
     pub fn stop(&self) -> Result<()> {
         self.pause()?;
-        for cpu in fs::read_dir(format!("{}/per_cpu", self.path))? {
-            let stats = fs::read_to_string(cpu?.path().join("stats"))?;
-            ensure!(
-                lost(&stats) == Some(0),
-                "{} lost events: {stats}",
-                self.path
-            );
-        }
+        let lost = self.lost()?;
+        ensure!(lost == 0, "{} lost {lost} events", self.path);
         Ok(())
+    }
+
+    /// How many events it has lost, since they came faster than its room allows.
+    pub fn lost(&self) -> Result<u64> {
+        let mut sum = 0;
+        for cpu in fs::read_dir(format!("{}/per_cpu", self.path))? {
+            let path = cpu?.path().join("stats");
+            let stats = fs::read_to_string(&path)?;
+            sum += lost(&stats).with_context(|| format!("{}: {stats}", path.display()))?;
+        }
+        Ok(sum)
     }
 
     /// Removes it.

@@ -23,6 +23,7 @@ struct result {
 	__u32 granted;
 	__u32 perf;
 	__u32 entry;
+	__u32 bounded;		/* the clamp, within bounds that follow from the kHz */
 };
 
 /* In one value, which is read in one go. */
@@ -59,6 +60,9 @@ static int one(__u32 n, struct inputs **in)
 	result->clamp = request_to_clamp(&from->policy, khz, &result->granted);
 	result->perf = perf_on(&from->policy, &from->cpu, khz);
 	result->entry = nearest_entry(&from->policy, khz);
+	result->bounded = bounded(&from->policy,
+				  VCPUFREQ_BPF_CLAMP(khz & 511, 512 + (khz >> 9 & 511)),
+				  result->clamp);
 	return 0;
 }
 

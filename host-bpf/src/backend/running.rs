@@ -81,6 +81,14 @@ impl RunningBackend for BpfPath {
         }
     }
 
+    fn set_bounds(&self, vcpu: VcpuId, bounds: Clamp) -> bool {
+        if let Some(known) = self.shared.vcpus.get(vcpu.index()) {
+            self.shared.host.set_bounds(known.domain, bounds);
+            self.shared.apply_again(known.domain);
+        }
+        true
+    }
+
     fn hand_over(&self) -> String {
         let shared = &self.shared;
         self.stop();

@@ -85,7 +85,7 @@ impl HostBpf {
                 break;
             };
             let request = clamp;
-            let clamp = self.summed(domain, request);
+            let clamp = self.in_force(domain, request);
             if let Err(error) = apply(domain, clamp) {
                 // Unless there is a newer one, which has an event of its own.
                 let _ = entry
@@ -93,7 +93,7 @@ impl HostBpf {
                     .compare_exchange(wanted, NO_CLAMP, SeqCst, SeqCst);
                 return ApplyOutcome::Failed(clamp, error);
             }
-            let same = self.summed(domain, request) == clamp;
+            let same = self.in_force(domain, request) == clamp;
             if entry.clamp.load(SeqCst) == wanted && same {
                 return ApplyOutcome::InForce(clamp);
             }
@@ -238,7 +238,7 @@ impl HostBpf {
     #[must_use]
     pub fn wanted(&self, domain: u32) -> Option<Clamp> {
         let clamp = Clamp::from_bits(self.domain(domain)?.clamp.load(SeqCst))?;
-        Some(self.summed(domain, clamp))
+        Some(self.in_force(domain, clamp))
     }
 
     /// The utilization of a vCPU's pCPU at the last update; `None` if the programs don't look at it,
@@ -316,21 +316,32 @@ impl HostBpf {
         ended.is_ok() && domain.clamp.fetch_update(SeqCst, SeqCst, without).is_ok()
     }
 
-    /// A domain's clamp with what is added to it.
-    fn summed(&self, number: u32, clamp: Clamp) -> Clamp {
-        let Some(domain) = self.domain(number) else {
-            return clamp;
-        };
+    /// Keeps a domain's clamps within `bounds` from now on. The caller then applies the clamp
+    /// ([`Self::apply_pending`]).
+    pub fn set_bounds(&self, number: u32, bounds: Clamp) {
+        if let Some(domain) = self.domain(number) {
+            domain.bounds.store(bounds.bits(), SeqCst);
+        }
+    }
+
+    /// The clamp in force where a domain requests `clamp`: with what is added to it, within its bounds.
+    fn in_force(&self, number: u32, clamp: Clamp) -> Clamp {
         let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
         let mut members = policies.iter();
-        match members.find(|policy| policy.domain == number) {
-            Some(policy) if domain.granted_khz.load(SeqCst) != 0 => {
+        let policy = members.find(|policy| policy.domain == number);
+        let (Some(domain), Some(policy)) = (self.domain(number), policy) else {
+            return clamp;
+        };
+        let bounds = Clamp::from_bits(domain.bounds.load(SeqCst)).unwrap_or(Clamp::NONE);
+        let clamp = match domain.granted_khz.load(SeqCst) {
+            0 => clamp,
+            _ => {
                 // Above it is the vCPU that it is of.
                 let [.., a, b, c, d] = domain.others.load(SeqCst).to_be_bytes();
                 policy.summed(clamp, u32::from_be_bytes([a, b, c, d]))
             }
-            _ => clamp,
-        }
+        };
+        clamp.within(bounds).raised(policy.floor)
     }
 }
 

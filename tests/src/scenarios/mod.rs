@@ -96,6 +96,8 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "peer" => bench::peer::run(),
         "stats" => device::stats::run(plan),
         "systemd" => device::systemd::run(plan),
+        "trace" => device::trace::run(plan),
+        "tune" => device::tune::run(plan),
         "two-guests" => device::two_guests::run(plan),
         "host-fails" => device::failure::host_fails(plan),
         "pin-offline" => device::bad_input::run(plan),

@@ -117,12 +117,12 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     #[must_use]
     pub fn domain_status(&self, vcpu: VcpuId) -> Option<DomainStatus> {
         let page = self.vcpus.get(vcpu.index())?;
-        let newest = self.domains[page.domain]
-            .newest()
-            .filter(Request::wants_frequency);
+        let domain = &self.domains[page.domain];
+        let newest = domain.newest().filter(Request::wants_frequency);
+        let clamp = newest.map_or(Clamp::NONE, |request| self.clamp(request));
         Some(DomainStatus {
             requested: newest.map(|request| request.khz),
-            clamp: newest.map_or(Clamp::NONE, |request| self.clamp(request)),
+            clamp: clamp.within(domain.bounds()),
             cur_perf: Khz(page.cur_perf.load(Relaxed)),
         })
     }

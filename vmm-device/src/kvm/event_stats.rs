@@ -11,7 +11,7 @@ use std::thread::Thread;
 
 use crate::kvm::pcpu_load::{PcpuLoad, PcpuTarget};
 use crate::{
-    ActuateError, Clamp, Event, Events, Histogram, HistogramSnapshot, Khz, VcpuId,
+    ActuateError, Clamp, Event, Events, Histogram, HistogramSnapshot, Khz, TuneEnd, Tuning, VcpuId,
     host::monotonic_ns,
 };
 
@@ -45,6 +45,10 @@ pub enum HostEvent {
         /// The target, with an actuator that sets targets.
         target: Option<PcpuTarget>,
     },
+    /// A program has set a floor or a ceiling, or has extended it.
+    Tuned(Tuning),
+    /// It holds no longer.
+    Untuned(Tuning, TuneEnd),
 }
 
 /// Gets each event as it happens, such as for a file. Like the device's [`Events`], it neither
@@ -216,7 +220,8 @@ impl EventStats {
         }
     }
 
-    fn wake(&self) {
+    /// Wakes the maintenance thread.
+    pub(crate) fn wake(&self) {
         if let Some(thread) = self.maintenance.get() {
             thread.unpark();
         }

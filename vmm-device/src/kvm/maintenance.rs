@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The maintenance thread. It opens the source's files anew after a read has failed (pCPUs and
 //! cpufreq drivers come and go), puts rate-limited requests into force when they have a token, ends
-//! ceilings that the guest no longer writes, and checks for host changes.
+//! ceilings that the guest no longer writes and tunings whose time is over, and checks for host
+//! changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -28,7 +29,8 @@ pub struct MaintenanceThread {
 }
 
 impl MaintenanceThread {
-    /// Starts it for `device`. It calls `look` now and every second.
+    /// Starts it for `device`. It calls `look` now and every second, and `end_tunings` when the time
+    /// of the next one is over, which that returns.
     ///
     /// # Errors
     /// [`PathError::Refused`] with `EAGAIN`: the host has no more threads.
@@ -36,6 +38,7 @@ impl MaintenanceThread {
         device: Arc<Device<A, Arc<SysfsSource>, Arc<EventStats>>>,
         confinement: Arc<dyn Confinement>,
         mut look: impl FnMut() + Send + 'static,
+        end_tunings: impl Fn() -> Option<Duration> + Send + 'static,
     ) -> Result<Self, PathError> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -54,14 +57,15 @@ impl MaintenanceThread {
                 if watched.take_source_failed() {
                     device.source().refresh();
                 }
-                let mut wait = device.lift_ceilings().unwrap_or(LOOK_EVERY);
+                let ends = [device.lift_ceilings(), end_tunings(), Some(LOOK_EVERY)];
+                let mut wait = ends.into_iter().flatten().min().unwrap_or_default();
                 if Instant::now() >= turn_at {
                     // Of the limited requests until the next turn, one wakes this thread.
                     let limited = watched.take_limited();
                     let turn = device.apply_deferred().or(limited.then_some(TURNS[0]));
                     let turn = turn.map(|turn| turn.clamp(TURNS[0], TURNS[1]));
                     turn_at = Instant::now() + turn.unwrap_or_default();
-                    wait = turn.unwrap_or(LOOK_EVERY).min(wait);
+                    wait = turn.unwrap_or(wait).min(wait);
                 } else {
                     wait = turn_at.saturating_duration_since(Instant::now()).min(wait);
                 }

@@ -2,7 +2,7 @@
 //! From an event to its line in the events file.
 
 use serde::Serialize;
-use vcpufreq_device::{Clamp, DomainId, Event, VcpuId, kvm::HostEvent};
+use vcpufreq_device::{Clamp, DomainId, Event, TuneEnd, Tuning, VcpuId, kvm::HostEvent};
 
 /// An event with when and where it happened.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,30 @@ enum FieldValue {
         #[serde(skip_serializing_if = "Option::is_none")]
         target: Option<u16>,
     },
+    Tuning {
+        handle: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        floor_khz: Option<u32>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ceiling_khz: Option<u32>,
+        until_ns: u64,
+        user: u32,
+        client: u32,
+    },
     Nothing {},
+}
+
+impl From<Tuning> for FieldValue {
+    fn from(tuning: Tuning) -> Self {
+        Self::Tuning {
+            handle: tuning.handle,
+            floor_khz: tuning.request.floor.map(|khz| khz.0),
+            ceiling_khz: tuning.request.ceiling.map(|khz| khz.0),
+            until_ns: tuning.until_ns,
+            user: tuning.client.user,
+            client: tuning.client.pid,
+        }
+    }
 }
 
 impl From<Clamp> for FieldValue {
@@ -189,7 +212,17 @@ fn of_event(event: &Event) -> Parts {
 
 fn of_host(change: HostEvent) -> Parts {
     let kept = |kept| Some(if kept { "ok" } else { "lost" }.to_owned());
+    let ended_by = |how| match how {
+        TuneEnd::Time => "time",
+        TuneEnd::Untuned => "untune",
+        TuneEnd::Client => "client",
+    };
     let (event, vcpu, value, result) = match change {
+        HostEvent::Tuned(tuning) => ("tuned", Some(tuning.request.vcpu), tuning.into(), None),
+        HostEvent::Untuned(tuning, how) => {
+            let how = Some(ended_by(how).to_owned());
+            ("untuned", Some(tuning.request.vcpu), tuning.into(), how)
+        }
         HostEvent::Governor { policy, schedutil } => {
             let value = FieldValue::Policy { policy };
             ("governor", None, value, kept(schedutil))

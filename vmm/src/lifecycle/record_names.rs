@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The names of the files beside a record: `PID.json`, while it is written `PID.json.new`, the socket
-//! `PID.sock`, and QEMU's device tree.
+//! `PID.sock`, that for `vcpufreq tune` `PID.tune`, and QEMU's device tree.
 
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,11 @@ pub fn name_of(path: &Path) -> &str {
 /// The socket of the VMM whose record is at `path`.
 pub fn socket_of(path: &Path) -> PathBuf {
     path.with_extension("sock")
+}
+
+/// The socket for `vcpufreq tune` of the same VMM.
+pub fn tune_socket_of(path: &Path) -> PathBuf {
+    path.with_extension("tune")
 }
 
 /// A record that is being written.

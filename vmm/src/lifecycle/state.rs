@@ -19,7 +19,7 @@ use nix::{
 use vcpufreq_rt::{OwnDir, Untrusted};
 
 use super::record::{NoRecord, VmmRecord, parse};
-use super::record_names::{is_unfinished, name_of, pid_of, socket_of, unfinished};
+use super::record_names::{is_unfinished, name_of, pid_of, socket_of, tune_socket_of, unfinished};
 
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
 pub const ROOT_DIR: &str = vcpufreq_rt::DIR;
@@ -83,6 +83,11 @@ impl StateDir {
     /// Where the VMM `pid` answers to `vcpufreq stats`.
     pub fn socket_path(&self, pid: u32) -> PathBuf {
         socket_of(&self.record_path(pid))
+    }
+
+    /// Where the VMM `pid` takes calls of `vcpufreq tune`.
+    pub fn tune_socket_path(&self, pid: u32) -> PathBuf {
+        tune_socket_of(&self.record_path(pid))
     }
 
     /// Writes a record, all of it or nothing.
@@ -157,7 +162,18 @@ impl StateDir {
     /// As [`OwnDir::open`] and [`check_socket`](vcpufreq_rt::check_socket); a socket that isn't
     /// there is no error.
     pub fn socket(&self, pid: u32) -> Result<PathBuf, Untrusted> {
-        let path = self.socket_path(pid);
+        self.checked(self.socket_path(pid))
+    }
+
+    /// The socket for `vcpufreq tune` of the VMM `pid`, if root or this user made it.
+    ///
+    /// # Errors
+    /// As [`Self::socket`].
+    pub fn tune_socket(&self, pid: u32) -> Result<PathBuf, Untrusted> {
+        self.checked(self.tune_socket_path(pid))
+    }
+
+    fn checked(&self, path: PathBuf) -> Result<PathBuf, Untrusted> {
         if OwnDir::open(&self.0)?.is_none() {
             return Ok(path);
         }
@@ -243,7 +259,7 @@ fn directory_of(path: &Path) -> Result<Option<OwnDir>, Untrusted> {
     OwnDir::open(path.parent().unwrap_or(path))
 }
 
-/// Removes a record, what a killed writer left of it, and its VMM's socket.
+/// Removes a record, what a killed writer left of it, and its VMM's sockets.
 ///
 /// # Errors
 /// As [`OwnDir::open`], [`OwnDir::file`] and [`OwnDir::remove`]; what has not the name of a record, or
@@ -256,15 +272,20 @@ pub fn remove(path: &Path) -> io::Result<()> {
     if let Some(dir) = directory_of(path)? {
         dir.file(name_of(path))?;
     }
-    remove_all(&[&unfinished(path), &socket_of(path), path])
+    remove_all(&[
+        &unfinished(path),
+        &socket_of(path),
+        &tune_socket_of(path),
+        path,
+    ])
 }
 
-/// Removes what a killed writer left of the record at `path`, which is gone, and its VMM's socket.
+/// Removes what a killed writer left of the record at `path`, which is gone, and its VMM's sockets.
 ///
 /// # Errors
 /// As [`OwnDir::open`] and [`OwnDir::remove`].
 pub fn remove_beside(path: &Path) -> io::Result<()> {
-    remove_all(&[&unfinished(path), &socket_of(path)])
+    remove_all(&[&unfinished(path), &socket_of(path), &tune_socket_of(path)])
 }
 
 /// Removes a file of the directory, if it is there, and the directory when that

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use vcpufreq_device::Khz;
-use vcpufreq_device::host::{HostRoot, monotonic_ns};
+use vcpufreq_device::host::{HostRoot, Tid, monotonic_ns};
 use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
     EventSink, EventStats, IoeventfdPlan, Offered, Totals, Unconfined, VcpuSnapshot,
 };
+use vcpufreq_device::{Khz, Tuning};
 
 use crate::{
     config::{RunConfig, rt_pcpus},
@@ -21,7 +21,8 @@ use crate::{
     message::warn,
     path,
     sandbox::{Confined, Sandbox},
-    stats::{OppTime, Stats, StatsServer, TimeInState, VcpuStats},
+    stats::{OppTime, Stats, StatsServer, TimeInState, TuningStats, VcpuStats},
+    tune::TuneServer,
     vm::{Cpufreq, kick_signal, layout::CPUFREQ_BASE},
 };
 
@@ -90,7 +91,34 @@ impl Diagnostics for StderrDiagnostics {
 /// A bridge that answers to `vcpufreq stats`.
 pub struct GuestBridge {
     bridge: Bridge,
+    answers: AnsweringThreads,
+}
+
+/// What answers to other programs.
+pub struct AnsweringThreads {
     stats: Option<StatsServer>,
+    tune: Option<TuneServer>,
+}
+
+impl AnsweringThreads {
+    /// AnsweringThreads to `vcpufreq stats` and `tune` from now on, for process `pid`; a guest runs without
+    /// it too.
+    pub fn start(
+        bridge: BridgeHandle,
+        times: TimeInState,
+        (pid, sandbox): (u32, Option<Arc<Sandbox>>),
+    ) -> Self {
+        Self {
+            tune: answer_tune(bridge.clone(), (pid, sandbox.clone())),
+            stats: answer_stats(bridge, times, (pid, sandbox)),
+        }
+    }
+
+    /// Ends the threads.
+    pub fn stop(self) {
+        self.tune.into_iter().for_each(TuneServer::stop);
+        self.stats.into_iter().for_each(StatsServer::stop);
+    }
 }
 
 impl GuestBridge {
@@ -130,8 +158,9 @@ impl GuestBridge {
         let sandbox = confined.map(|confined| confined.sandbox.clone());
         let pins = of_guest.pins.iter().map(|pin| &pin[..]);
         let times = TimeInState::start(&HostRoot::default(), pins);
-        let stats = answer_stats(bridge.handle(), times, (std::process::id(), sandbox));
-        Ok((Self { bridge, stats }, cpufreq))
+        let answers =
+            AnsweringThreads::start(bridge.handle(), times, (std::process::id(), sandbox));
+        Ok((Self { bridge, answers }, cpufreq))
     }
 
     /// What the virtual machine's moments go to.
@@ -141,9 +170,7 @@ impl GuestBridge {
 
     /// Ends its threads; what was counted.
     pub fn stop(self) -> Totals {
-        if let Some(stats) = self.stats {
-            stats.stop();
-        }
+        self.answers.stop();
         self.bridge.stop()
     }
 }
@@ -194,8 +221,24 @@ pub fn observe(
     Ok((Arc::new(EventStats::new(vcpus, Some(queue))), Some(writer)))
 }
 
-/// Answers to `vcpufreq stats` from now on, for process `pid`; a guest runs without it too.
-pub fn answer_stats(
+fn answer_tune(
+    bridge: BridgeHandle,
+    (pid, sandbox): (u32, Option<Arc<Sandbox>>),
+) -> Option<TuneServer> {
+    let serve = || {
+        let path = StateDir::of_user()?.tune_socket_path(pid);
+        anyhow::Ok(TuneServer::start(&path, sandbox, bridge)?)
+    };
+    let server = serve();
+    if let Err(error) = &server {
+        warn(&format!(
+            "vcpufreq tune won't be answered: {error:#}; look at the directory's permissions"
+        ));
+    }
+    server.ok()
+}
+
+fn answer_stats(
     bridge: BridgeHandle,
     times: TimeInState,
     (pid, sandbox): (u32, Option<Arc<Sandbox>>),
@@ -222,16 +265,31 @@ fn stats(pid: u32, bridge: &BridgeHandle, times: &TimeInState) -> Stats {
         accesses_outside,
         governors_lost,
         pins_lost,
+        tunings,
     } = bridge.snapshot();
+    let now_ns = monotonic_ns();
     let vcpus = (0..=u16::MAX).zip(vcpus);
     Stats {
         pid,
-        at_ns: monotonic_ns(),
+        at_ns: now_ns,
         vcpus: vcpus.map(|(vcpu, of)| vcpu_stats(vcpu, of)).collect(),
         accesses_outside,
         governors_lost,
         pins_lost,
+        tunings: tunings.iter().map(|of| tuning_stats(of, now_ns)).collect(),
         policies: times.now(),
+    }
+}
+
+fn tuning_stats(of: &Tuning, now_ns: u64) -> TuningStats {
+    TuningStats {
+        handle: of.handle,
+        vcpu: of.request.vcpu.0,
+        floor_khz: of.request.floor.map(|khz| khz.0),
+        ceiling_khz: of.request.ceiling.map(|khz| khz.0),
+        left_ms: of.until_ns.saturating_sub(now_ns).div_ceil(1_000_000),
+        user: of.client.user,
+        client: of.client.pid,
     }
 }
 
@@ -239,6 +297,7 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
     VcpuStats {
         vcpu,
         domain: of.domain.0,
+        tid: of.thread.map(Tid::get),
         path: match of.path {
             AccessPath::Exit => path::Path::Exit,
             AccessPath::Ioeventfd => path::Path::Ioeventfd,

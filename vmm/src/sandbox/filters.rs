@@ -8,6 +8,7 @@
 //! vCPU          KVM, the module, clamps
 //! requests      eventfds, the module, BPF, clamps
 //! stats         its socket, the module, BPF
+//! tune          its sockets, the module, BPF, clamps
 //! maintenance   as requests; read-only files, affinity, the guardian
 //! main          all of these; the user, threads of this process
 //! ```
@@ -85,20 +86,23 @@ const FILES: &[i64] = &[
 ];
 /// Where vCPU threads run.
 const AFFINITY: &[i64] = &[libc::SYS_sched_getaffinity, libc::SYS_sched_setaffinity];
-/// The socket for `vcpufreq stats`, which is bound.
+/// The sockets for `vcpufreq stats` and `tune`, which are bound.
 const SOCKET: &[i64] = &[
     libc::SYS_accept4,
     libc::SYS_getsockopt,
     libc::SYS_sendto,
     libc::SYS_setsockopt,
 ];
+/// What waits for several sockets.
+const POLL: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+];
 /// The socket to the guardian.
 const GUARDIAN: &[i64] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
 /// What only the main thread does: wait for the user, start and end threads, end the guardian.
 const MAIN: &[i64] = &[
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_poll,
-    libc::SYS_ppoll,
     libc::SYS_dup,
     libc::SYS_getrusage,
     libc::SYS_rt_sigaction,
@@ -215,6 +219,10 @@ pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
             allow(&mut rules, SOCKET);
             bpf(&mut rules)?;
         }
+        ThreadClass::Tune => {
+            allow(&mut rules, &[CLAMPS, SOCKET, POLL].concat());
+            bpf(&mut rules)?;
+        }
         ThreadClass::Requests => {
             allow(&mut rules, &[CLAMPS, EPOLL, WAIT].concat());
             bpf(&mut rules)?;
@@ -228,7 +236,9 @@ pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
             open_read_only(&mut rules)?;
         }
         ThreadClass::Main => {
-            let calls = [CLAMPS, EPOLL, WAIT, FILES, AFFINITY, SOCKET, GUARDIAN, MAIN];
+            let calls = [
+                CLAMPS, EPOLL, WAIT, FILES, AFFINITY, SOCKET, POLL, GUARDIAN, MAIN,
+            ];
             allow(&mut rules, &calls.concat());
             bpf(&mut rules)?;
             open_read_only(&mut rules)?;
@@ -260,7 +270,7 @@ fn types_of(class: ThreadClass) -> &'static [u64] {
     match class {
         ThreadClass::Vcpu => &[KVM, MODULE],
         ThreadClass::Events => &[],
-        ThreadClass::Stats | ThreadClass::Requests => &[MODULE],
+        ThreadClass::Stats | ThreadClass::Tune | ThreadClass::Requests => &[MODULE],
         ThreadClass::Maintenance => &[MODULE, PERF],
         ThreadClass::Main => &[KVM, MODULE, PERF],
     }

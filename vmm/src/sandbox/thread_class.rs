@@ -14,16 +14,19 @@ pub enum ThreadClass {
     Maintenance,
     /// Answers to `vcpufreq stats`.
     Stats,
+    /// Takes calls of `vcpufreq tune`.
+    Tune,
     /// Writes the events file.
     Events,
 }
 
 /// Every class.
-pub const CLASSES: [ThreadClass; 6] = [
+pub const CLASSES: [ThreadClass; 7] = [
     ThreadClass::Main,
     ThreadClass::Vcpu,
     ThreadClass::Requests,
     ThreadClass::Maintenance,
     ThreadClass::Stats,
+    ThreadClass::Tune,
     ThreadClass::Events,
 ];

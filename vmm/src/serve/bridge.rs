@@ -26,9 +26,9 @@ use crate::{
     kernel_version::host_headroom,
     message::warn,
     rt_guest::RtGuest,
-    run::bridge::{StderrDiagnostics, answer_stats, observe},
+    run::bridge::{AnsweringThreads, StderrDiagnostics, observe},
     sandbox::{Confined, Limits, Sandbox},
-    stats::{StatsServer, TimeInState},
+    stats::TimeInState,
     sys,
 };
 
@@ -53,7 +53,7 @@ pub struct BridgePlan<'a> {
 /// A bridge at work.
 struct StartedBridge {
     bridge: Bridge,
-    stats: Option<StatsServer>,
+    answers: AnsweringThreads,
     events: Option<EventWriter>,
     lost: Arc<EventFd>,
     all: AllVcpus,
@@ -146,7 +146,7 @@ impl BridgePlan<'_> {
         let pins = served.vcpus.iter().map(|vcpu| &vcpu.pin[..]);
         let times = TimeInState::start(&served.host, pins);
         Ok(StartedBridge {
-            stats: answer_stats(bridge.handle(), times, (self.server, sandbox)),
+            answers: AnsweringThreads::start(bridge.handle(), times, (self.server, sandbox)),
             bridge,
             events,
             lost,
@@ -207,9 +207,7 @@ impl BridgePlan<'_> {
 fn end(running: StartedBridge) -> anyhow::Result<String> {
     let handle = running.bridge.handle();
     handle.guest_ended();
-    if let Some(stats) = running.stats {
-        stats.stop();
-    }
+    running.answers.stop();
     let totals = running.bridge.stop();
     handle.reset();
     let written = running.events.map(EventWriter::finish).transpose();

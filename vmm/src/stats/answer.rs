@@ -57,6 +57,9 @@ fn check(stats: &Stats) -> Result<(), BadAnswer> {
     let rise = vcpus.windows(2).all(|two| two[0].vcpu < two[1].vcpu);
     holds(rise, "its vCPUs' numbers don't rise")?;
     vcpus.iter().try_for_each(check_vcpu)?;
+    let tunings = &stats.tunings;
+    let rise = (tunings.windows(2)).all(|two| two[0].handle < two[1].handle);
+    holds(rise, "its tunings' handles don't rise")?;
     let policies = &stats.policies;
     let rise = (policies.windows(2)).all(|two| two[0].policy < two[1].policy);
     holds(rise, "its policies' numbers don't rise")?;

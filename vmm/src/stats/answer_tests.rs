@@ -9,7 +9,7 @@ use vcpufreq_device::PERFTBL_MAX_LEN;
 
 use super::*;
 use crate::stats::{
-    PolicyTimes, Times, openmetrics, openmetrics::tests::strictly_read, screen, table,
+    PolicyTimes, Times, TuningStats, openmetrics, openmetrics::tests::strictly_read, screen, table,
 };
 
 const PID: u32 = 42;
@@ -39,6 +39,7 @@ fn vm() -> Stats {
         accesses_outside: 0,
         governors_lost: 0,
         pins_lost: 0,
+        tunings: vec![TuningStats::default()],
         policies: vec![PolicyTimes {
             policy: 0,
             cpus: "0,2-3".to_owned(),
@@ -104,7 +105,7 @@ type Break = fn(&mut Stats);
 
 #[test]
 fn each_rule_refuses_what_breaks_it() {
-    let rules: [(&str, Break); 9] = [
+    let rules: [(&str, Break); 10] = [
         ("number is too high", |vm| vm.vcpus[1].vcpu = 512),
         ("numbers don't rise", |vm| vm.vcpus[1].vcpu = 0),
         ("above 1024", |vm| vm.vcpus[1].uclamp.1 = 1025),
@@ -114,6 +115,9 @@ fn each_rule_refuses_what_breaks_it() {
         }),
         ("twice", |vm| {
             vm.vcpus[0].requested = [opps(1, 0), opps(1, 1)].concat();
+        }),
+        ("handles don't rise", |vm| {
+            vm.tunings = vec![vm.tunings[0]; 2];
         }),
         ("policies' numbers", |vm| {
             vm.policies = vec![vm.policies[0].clone(); 2];

@@ -22,7 +22,7 @@ pub use http::answer;
 pub use openmetrics::openmetrics;
 pub use residency::TimeInState;
 pub use server::StatsServer;
-pub use snapshot::{OppTime, PolicyTimes, Stats, Times, VcpuStats};
+pub use snapshot::{OppTime, PolicyTimes, Stats, Times, TuningStats, VcpuStats};
 pub use text::table;
 pub use top::{screen, top};
 
@@ -87,6 +87,7 @@ mod tests {
             accesses_outside: 0,
             governors_lost: 0,
             pins_lost: 0,
+            tunings: Vec::new(),
             policies: Vec::new(),
         }
     }
@@ -286,5 +287,30 @@ mod tests {
         let lost = table(&lost);
         let line = "governors lost 2, pinnings lost 0\n";
         assert_eq!(lost, text + line, "a line for what is lost on the host");
+    }
+
+    #[test]
+    fn a_line_for_each_tuning_names_whose_it_is() {
+        let tuned = TuningStats {
+            handle: 7,
+            vcpu: 1,
+            floor_khz: Some(1_800_000),
+            left_ms: 150,
+            user: 1000,
+            client: 99,
+            ..TuningStats::default()
+        };
+        let stats = Stats {
+            tunings: vec![tuned],
+            ..sample()
+        };
+        let line = "tuned: vCPU 1 from 1800.0 MHz; handle 7, user 1000, process 99, 150 ms left";
+        assert!(
+            table(&stats).lines().any(|is| is == line),
+            "{}",
+            table(&stats)
+        );
+        let shown = screen(&stats, &stats);
+        assert!(shown.iter().any(|is| is == line), "{shown:?}");
     }
 }

@@ -241,8 +241,30 @@ pub fn openmetrics(vms: &[Stats]) -> String {
             buckets(&mut text, name, &labels, of(vcpu));
         }
     }
+    tunings(&mut text, vms);
     residency(&mut text, vms);
     text + "# EOF\n"
+}
+
+/// What programs have set by `vcpufreq tune`.
+const TUNED: &str = "vcpufreq_tuned_hertz";
+
+fn tunings(text: &mut String, vms: &[Stats]) {
+    let help = "Floors and ceilings that programs have set, by handle";
+    head(text, TUNED, Kind::Hertz, help);
+    for vm in vms {
+        for tuning in &vm.tunings {
+            let bounds = [("floor", tuning.floor_khz), ("ceiling", tuning.ceiling_khz)];
+            for (bound, khz) in bounds {
+                let labels = format!(
+                    "pid=\"{}\",vcpu=\"{}\",handle=\"{}\",bound=\"{bound}\",user=\"{}\",client=\"{}\"",
+                    vm.pid, tuning.vcpu, tuning.handle, tuning.user, tuning.client,
+                );
+                khz.into_iter()
+                    .for_each(|khz| line(text, (TUNED, ""), &labels, hz(khz)));
+            }
+        }
+    }
 }
 
 fn residency(text: &mut String, vms: &[Stats]) {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::*;
-use crate::stats::PolicyTimes;
+use crate::stats::{PolicyTimes, TuningStats};
 
 fn vm(pid: u32) -> Stats {
     let mut vcpu = VcpuStats {
@@ -33,6 +33,7 @@ fn vm(pid: u32) -> Stats {
         accesses_outside: 3,
         governors_lost: 0,
         pins_lost: 0,
+        tunings: Vec::new(),
         policies: vec![PolicyTimes {
             policy: 0,
             cpus: "0".to_owned(),
@@ -187,14 +188,14 @@ fn each_family_is_there_once_with_the_samples_of_all_vms() {
     let mut names: Vec<_> = types.collect();
     assert_eq!(
         names.len(),
-        FAMILIES.len() + OF_VM.len() + OF_TIMES.len() + 2
+        FAMILIES.len() + OF_VM.len() + OF_TIMES.len() + 3
     );
     names.dedup();
     names.sort_unstable();
     names.dedup();
     assert_eq!(
         names.len(),
-        FAMILIES.len() + OF_VM.len() + OF_TIMES.len() + 2
+        FAMILIES.len() + OF_VM.len() + OF_TIMES.len() + 3
     );
     for line in [
         "# TYPE vcpufreq_requests counter",
@@ -210,6 +211,23 @@ fn each_family_is_there_once_with_the_samples_of_all_vms() {
     }
     assert!(text.ends_with("\n# EOF\n"));
     assert!(!text.contains("vcpufreq_utilization{"), "unknown: {text}");
+}
+
+#[test]
+fn a_tuning_is_one_sample_of_each_bound_that_it_has() {
+    let mut vm = vm(42);
+    vm.tunings = vec![TuningStats {
+        handle: 7,
+        ceiling_khz: Some(600_000),
+        user: 1000,
+        client: 99,
+        ..TuningStats::default()
+    }];
+    let text = openmetrics(&[vm]);
+    let line = "vcpufreq_tuned_hertz{pid=\"42\",vcpu=\"0\",handle=\"7\",bound=\"ceiling\",\
+                user=\"1000\",client=\"99\"} 600000000";
+    assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+    assert!(!text.contains("bound=\"floor\""), "{text}");
 }
 
 #[test]

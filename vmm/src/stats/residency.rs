@@ -267,6 +267,7 @@ mod tests {
             accesses_outside: 0,
             governors_lost: 0,
             pins_lost: 0,
+            tunings: Vec::new(),
             policies: times.now(),
         };
         let line = "pCPU 2 is capped at 1400.0 MHz; see vcpufreq doctor";
@@ -288,6 +289,7 @@ mod tests {
             accesses_outside: 0,
             governors_lost: 0,
             pins_lost: 0,
+            tunings: Vec::new(),
             policies: vec![PolicyTimes {
                 policy: 0,
                 cpus: "0-1".to_owned(),

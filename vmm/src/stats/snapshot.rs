@@ -23,6 +23,9 @@ pub struct Stats {
     /// How often a vCPU's thread was found to run elsewhere than on the pCPUs
     /// that it is pinned to.
     pub pins_lost: u64,
+    /// What programs have set by `vcpufreq tune`, by handle.
+    #[serde(default)]
+    pub tunings: Vec<TuningStats>,
     /// The cpufreq policies that vCPUs may be on.
     #[serde(default)]
     pub policies: Vec<PolicyTimes>,
@@ -35,6 +38,9 @@ pub struct VcpuStats {
     pub vcpu: u16,
     /// Its performance domain.
     pub domain: u32,
+    /// Its thread, if it has one.
+    #[serde(default)]
+    pub tid: Option<i32>,
     /// How its registers are reached now: `ioeventfd` while KVM answers reads or requests of table
     /// entries. `accesses` counts those that exit.
     pub path: Path,
@@ -81,6 +87,25 @@ pub struct VcpuStats {
     /// puts into force are seen every 100 ms.
     #[serde(default)]
     pub requested: Vec<OppTime>,
+}
+
+/// A floor, a ceiling or both that a program has set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TuningStats {
+    /// Its number.
+    pub handle: u64,
+    /// The vCPU that was named; its whole domain is tuned.
+    pub vcpu: u16,
+    /// The floor, kHz.
+    pub floor_khz: Option<u32>,
+    /// The ceiling, kHz.
+    pub ceiling_khz: Option<u32>,
+    /// How long it holds still, ms.
+    pub left_ms: u64,
+    /// User of the program.
+    pub user: u32,
+    /// Process of the program.
+    pub client: u32,
 }
 
 /// A histogram of times.

@@ -55,7 +55,7 @@ pub fn table(stats: &Stats) -> String {
     for vcpu in &stats.vcpus {
         text += &(row(vcpu) + "\n");
     }
-    for line in residency::lines(None, stats) {
+    for line in tunings(stats).chain(residency::lines(None, stats)) {
         text += &(line + "\n");
     }
     if stats.policies.iter().all(|policy| policy.opps.is_empty()) {
@@ -68,6 +68,25 @@ pub fn table(stats: &Stats) -> String {
         );
     }
     text
+}
+
+/// A line for each tuning.
+pub(super) fn tunings(stats: &Stats) -> impl Iterator<Item = String> {
+    stats.tunings.iter().map(|tuning| {
+        let bound = |word, khz: Option<u32>| {
+            khz.map_or_else(String::new, |khz| format!(" {word} {} MHz", mhz(khz)))
+        };
+        format!(
+            "tuned: vCPU {}{}{}; handle {}, user {}, process {}, {} ms left",
+            tuning.vcpu,
+            bound("from", tuning.floor_khz),
+            bound("to", tuning.ceiling_khz),
+            tuning.handle,
+            tuning.user,
+            tuning.client,
+            tuning.left_ms,
+        )
+    })
 }
 
 /// The line of titles.

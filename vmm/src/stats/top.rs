@@ -117,7 +117,12 @@ pub fn screen(before: &Stats, now: &Stats) -> Vec<String> {
     });
     let head = [headline(before, now), text::titles() + &titles];
     let times = residency::lines(Some(before), now);
-    head.into_iter().chain(rows).chain(times).collect()
+    let tunings = text::tunings(now);
+    head.into_iter()
+        .chain(rows)
+        .chain(tunings)
+        .chain(times)
+        .collect()
 }
 
 fn headline(before: &Stats, now: &Stats) -> String {
@@ -161,6 +166,7 @@ mod tests {
             accesses_outside: 0,
             governors_lost: 0,
             pins_lost: 0,
+            tunings: Vec::new(),
             policies: Vec::new(),
         }
     }

@@ -6,14 +6,14 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapCore as _, MapFlags, Object, ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
 use vcpufreq_device::{
-    ClampMode, DomainId, Headroom, Khz, PcpuPerf, PerfTable, SET_PERF_KHZ, Util, VcpuSpec, clamp,
-    nearest_entry, performance,
+    Clamp, ClampMode, DomainId, Headroom, Khz, PcpuPerf, PerfTable, SET_PERF_KHZ, Util, VcpuSpec,
+    clamp, nearest_entry, performance,
 };
 
 const OBJECT: &str = "/lab/bpf/arith.bpf.o";
 /// Results of one call, and bytes of each, as the object has them.
 const RESULTS: u32 = 16_384;
-const RESULT: usize = 16;
+const RESULT: usize = 20;
 const POLICY: usize = 336;
 /// Where a policy has its table, and the table's length.
 const TABLE: usize = 80;
@@ -98,7 +98,7 @@ pub fn run() -> Result<Value> {
             let results = compute(&object, &case.inputs(from, step))?;
             for (n, result) in (0..RESULTS).zip(results.chunks_exact(RESULT)) {
                 let khz = from.wrapping_add(n.wrapping_mul(step));
-                let seen = [0, 4, 8, 12].map(|at| word(result, at));
+                let seen = [0, 4, 8, 12, 16].map(|at| word(result, at));
                 let expected = case.expected(khz)?;
                 compared += 1;
                 if seen != expected && wrong.len() < 5 {
@@ -174,8 +174,9 @@ impl Case {
         bytes
     }
 
-    /// Clamp, what is granted, cur_perf (0 where it is unknown), and the nearest entry.
-    fn expected(&self, khz: u32) -> Result<[u32; 4]> {
+    /// Clamp, what is granted, cur_perf (0 where it is unknown), the nearest entry, and the clamp
+    /// within bounds that follow from the kHz.
+    fn expected(&self, khz: u32) -> Result<[u32; 5]> {
         let spec = VcpuSpec {
             table: PerfTable::try_from(vec![Khz(self.perf_max)])?.referring_to(Khz(self.reference)),
             capacity: Util::saturating(self.capacity.into()),
@@ -192,13 +193,17 @@ impl Case {
             reference: Khz(self.pcpu.1),
             capacity: Util::saturating(self.pcpu.0.into()),
         };
-        let (min, max) = (decision.clamp.min.get(), decision.clamp.max.get());
+        let bounds = Clamp {
+            min: Util::saturating((khz & 511).into()),
+            max: Util::saturating((512 + (khz >> 9 & 511)).into()),
+        };
         let perf = performance(&spec, &pcpu).map_or(0, |khz| khz.0);
         Ok([
-            u32::from(min) | (u32::from(max) << 16),
+            decision.clamp.bits(),
             decision.granted.0,
             perf,
             self.nearest(khz)?,
+            decision.clamp.within(bounds).bits(),
         ])
     }
 }

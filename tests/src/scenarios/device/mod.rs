@@ -43,4 +43,8 @@ pub mod systemd;
 #[cfg(feature = "scenarios")]
 pub mod thread_actuator;
 #[cfg(feature = "scenarios")]
+pub mod trace;
+#[cfg(feature = "scenarios")]
+pub mod tune;
+#[cfg(feature = "scenarios")]
 pub mod two_guests;

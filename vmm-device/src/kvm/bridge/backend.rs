@@ -9,7 +9,7 @@ use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::BackendError;
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::KvmOffload;
-use crate::{PageMemory, VcpuId, host::Tid};
+use crate::{Clamp, PageMemory, VcpuId, host::Tid};
 
 /// A path, as it is offered to a bridge.
 pub trait Backend: Send + Sync {
@@ -65,6 +65,10 @@ pub trait RunningBackend: Send + Sync {
     /// Puts the request of the domain of `vcpu` into force again: what it means to the host has
     /// changed. It counts as a request.
     fn apply_again(&self, vcpu: VcpuId);
+
+    /// Keeps the clamps of the domain of `vcpu` within `bounds` from now on, if it is the backend that
+    /// sets them; whether it is. Else the device does.
+    fn set_bounds(&self, vcpu: VcpuId, bounds: Clamp) -> bool;
 
     /// Ends it while the guest runs, and hands the guest's requests over to the device, which gets
     /// all new ones by now. Why it was lost.

@@ -16,6 +16,10 @@ use crate::kvm::offload::{Attachment, KvmOffload, KvmVm};
 pub struct BridgeHandle(Arc<BridgeInner>);
 
 impl BridgeHandle {
+    pub(super) fn inner(&self) -> &BridgeInner {
+        &self.0
+    }
+
     pub(super) fn new(inner: &Arc<BridgeInner>) -> Self {
         Self(inner.clone())
     }
@@ -131,7 +135,9 @@ impl BridgeHandle {
             paths.for_each(|(_, path)| path.sync_counters());
         }
         let mut snapshot = BridgeSnapshot::of(&inner.device, &inner.guest.state);
+        snapshot.tunings = inner.active().tunings.all().to_vec();
         for (vcpu, of_vcpu) in (0..=u16::MAX).map(VcpuId).zip(&mut snapshot.vcpus) {
+            of_vcpu.thread = inner.thread(vcpu);
             // Not held for all of them: a vCPU that has moved waits for it.
             let active = inner.active();
             for (_, path) in active.backend.iter().chain(&active.lost) {

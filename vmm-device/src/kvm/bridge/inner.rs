@@ -14,6 +14,7 @@ use crate::kvm::error::{Context, PathError};
 use crate::kvm::mmio_device::{MmioDevice, SwappableDevice};
 use crate::kvm::offload::{KvmOffload, SlotMemory};
 use crate::kvm::page_mapping::PageMapping;
+use crate::tune::Tunings;
 use crate::{PageMemory, RegisterPages, VcpuId};
 
 /// What is shared by the virtual machine, the stats and the end.
@@ -33,12 +34,13 @@ pub struct BridgeInner {
     ioeventfd: Option<IoeventfdPlan>,
 }
 
-/// The path in use, and the one that was lost.
+/// The path in use, the one that was lost, and what programs have set beside the guest's requests.
 #[derive(Default)]
 pub struct CurrentPath {
     pub backend: Option<NamedBackend>,
     pub ioeventfd: Option<IoeventfdPath>,
     pub lost: Option<NamedBackend>,
+    pub tunings: Tunings,
 }
 
 pub type NamedBackend = (&'static str, Box<dyn RunningBackend>);
@@ -176,6 +178,7 @@ impl BridgeInner {
         self.on_bus.exchange(self.region.clone());
         let why = path.hand_over();
         self.active().lost = Some((name, path));
+        self.apply_tunings();
         let next = self.ioeventfd.map(|_| self.start_ioeventfd());
         let (next, how) = match next {
             Some(Ok(next)) => (Some(next), "by the path ioeventfd".to_owned()),

@@ -17,6 +17,7 @@ mod inner;
 mod ioeventfd;
 mod pcpus;
 mod snapshot;
+mod tune;
 
 use std::sync::Arc;
 
@@ -82,11 +83,13 @@ impl Bridge {
                 device.set_cap(domain, cap);
             }
         };
+        let tuned = inner.clone();
         Ok(Self {
             maintenance: MaintenanceThread::start(
                 device.clone(),
                 config.confinement.clone(),
                 look,
+                move || tuned.end_due_tunings(),
             )?,
             inner,
             size,

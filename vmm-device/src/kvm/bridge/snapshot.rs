@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::host::Tid;
 use crate::kvm::event_stats::EventStats;
 use crate::kvm::offload::OffloadState;
 use crate::kvm::pcpu_load::{PcpuLoad, PcpuTarget};
 use crate::{
     Accesses, Actuator, Clamp, CounterSnapshot, Device, DomainId, HistogramSnapshot, Khz, Source,
-    VcpuId, VcpuSpec,
+    Tuning, VcpuId, VcpuSpec,
 };
 
 /// How the registers of a vCPU are reached.
@@ -29,6 +30,8 @@ pub enum AccessPath {
 pub struct VcpuSnapshot {
     /// Its performance domain.
     pub domain: DomainId,
+    /// Its thread, while the guest has one.
+    pub thread: Option<Tid>,
     /// How its registers are reached now.
     pub path: AccessPath,
     /// The pCPU that its thread is on, if that is known, and that one's frequency.
@@ -67,6 +70,8 @@ pub struct BridgeSnapshot {
     pub governors_lost: u64,
     /// How often a vCPU's thread was found elsewhere than on its pCPUs.
     pub pins_lost: u64,
+    /// What programs on the host have set beside the guest's requests.
+    pub tunings: Vec<Tuning>,
 }
 
 /// What was counted of a virtual machine that has ended.
@@ -111,6 +116,7 @@ impl BridgeSnapshot {
             accesses_outside: device.accesses_outside(),
             governors_lost,
             pins_lost,
+            tunings: Vec::new(),
         }
     }
 }
@@ -127,6 +133,7 @@ impl VcpuSnapshot {
         let table = spec.table.entries().len() > 1;
         Self {
             domain: spec.domain,
+            thread: None,
             path: match taken.reads() || (table && taken.writes()) {
                 true => AccessPath::Ioeventfd,
                 false => AccessPath::Exit,

@@ -22,7 +22,7 @@ use crate::kvm::error::BackendError;
 use crate::kvm::ioeventfd::{PerfWatch, Worker, WorkerParts, freshness};
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::{Doorbell, KvmOffload, OffloadState, SlotMemory};
-use crate::{PageMemory, VcpuId};
+use crate::{Clamp, PageMemory, VcpuId};
 
 /// The name of this path.
 pub const SHM: &str = "shm";
@@ -199,6 +199,11 @@ impl RunningBackend for ShmPath {
 
     /// The device applies requests.
     fn apply_again(&self, _: VcpuId) {}
+
+    /// The device's.
+    fn set_bounds(&self, _: VcpuId, _: Clamp) -> bool {
+        false
+    }
 
     /// All of it is this VM's.
     fn confine(&self) {}

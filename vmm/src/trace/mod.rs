@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq trace`: what a guest requests, the clamps, the frequencies, its vCPUs' threads and its
+//! exits, on one time axis, as a file for ui.perfetto.dev.
+//!
+//! ```text
+//! tracefs, an instance of its own ─▶ lines ─┐
+//! the VMM's stats, each 20 ms ─▶ samples ───┴▶ Timeline ─▶ JSON (Trace Event Format)
+//! ```
+//! Other tracing goes on, and tracefs is left as it was.
+
+mod exits;
+mod timeline;
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write as _},
+    path::PathBuf,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use vcpufreq_bench::{RecordedInstance, has_event};
+
+use self::timeline::Timeline;
+use crate::{
+    lifecycle::state::StateDir,
+    message::warn,
+    stats::{Stats, VmmSocket, ask},
+    tune::Lasts,
+};
+
+/// Of each pCPU's buffer: some 100,000 events.
+const BUFFER_KIB: u32 = 8 << 10;
+const NEEDED: [&str; 3] = [
+    "power/cpu_frequency",
+    "sched/sched_switch",
+    "sched/sched_wakeup",
+];
+/// A kernel without KVM's events shows neither requests nor exits.
+const WISHED: [&str; 3] = ["kvm/kvm_mmio", "kvm/kvm_exit", "kvm/kvm_entry"];
+/// Between two looks at the VMM's stats.
+const SAMPLE: Duration = Duration::from_millis(20);
+
+/// Options of `trace`.
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// The VMM's process, as in `vcpufreq stats`
+    pub pid: u32,
+    /// For so long, as 500ms or 5s
+    #[arg(long = "for", value_name = "TIME")]
+    pub lasts: Lasts,
+    /// The file that is written, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+}
+
+/// Traces a VM; returns the exit code: 1 when events were lost.
+///
+/// # Errors
+/// What keeps it from being traced, or the file from being written.
+pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
+    let socket = VmmSocket::of(&StateDir::of_user()?, args.pid)?;
+    let first = ask(&socket)?;
+    if let Some(event) = NEEDED.iter().find(|event| !has_event(event)) {
+        bail!(
+            "no trace event {event} is to be had; mount tracefs at /sys/kernel/tracing, and run \
+             as root"
+        );
+    }
+    let shown = args.out.display();
+    let file = File::create(&args.out);
+    let file = file.with_context(|| format!("can't write {shown}; name another file"))?;
+    let own = RecordedInstance::alone(BUFFER_KIB)?;
+    own.instance().enable(&NEEDED)?;
+    for event in WISHED.iter().filter(|event| has_event(event)) {
+        own.instance().enable(&[event])?;
+    }
+    own.instance().start()?;
+    let samples = sample(&socket, args.lasts.0);
+    own.instance().pause()?;
+    let lost = own.instance().lost()?;
+    let mut timeline = Timeline::new(&first);
+    timeline.read(&own.instance().text()?)?;
+    drop(own);
+    let samples = samples?;
+    samples.iter().for_each(|stats| timeline.sample(stats));
+    let mut out = BufWriter::new(file);
+    serde_json::to_writer(&mut out, &timeline.finish(lost))
+        .map_err(std::io::Error::from)
+        .and_then(|()| out.flush())
+        .with_context(|| format!("can't write {shown}; make room"))?;
+    if lost > 0 {
+        warn(&format!(
+            "{lost} events were lost, because they came faster than they could be kept; trace a \
+             shorter time"
+        ));
+    }
+    Ok(u8::from(lost > 0))
+}
+
+/// The VMM's stats meanwhile. One that ends ends the trace.
+fn sample(socket: &VmmSocket, lasts: Duration) -> anyhow::Result<Vec<Stats>> {
+    let until = Instant::now() + lasts;
+    let mut samples = Vec::new();
+    while Instant::now() < until {
+        match ask(socket) {
+            Ok(stats) => samples.push(stats),
+            Err(error) if samples.is_empty() => return Err(error),
+            Err(_) => break,
+        }
+        sleep(SAMPLE.min(until.saturating_duration_since(Instant::now())));
+    }
+    samples.extend(ask(socket).ok());
+    Ok(samples)
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The VMM's end: a thread that takes calls of root and of the VMM's own user, and ends what a client
+//! has set when its connection closes. No client holds another one up: the thread waits for none.
+
+use std::{
+    fs, io,
+    num::NonZeroU32,
+    os::{
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{Shutdown, SockFlag, accept4, getsockopt, shutdown, sockopt::PeerCredentials},
+    unistd::{geteuid, read, write},
+};
+use vcpufreq_device::{
+    Khz, Pace, RateLimit, TuneClient, TuneRequest, VcpuId, host, host::monotonic_ns,
+    kvm::BridgeHandle,
+};
+
+use super::wire::{LINE, TuneAnswer, TuneVerb};
+use crate::sandbox::{Sandbox, ThreadClass};
+
+/// Calls of a client.
+const CALLS: RateLimit = RateLimit {
+    per_second: NonZeroU32::new(100).expect("not 0"),
+    burst: NonZeroU32::new(20).expect("not 0"),
+};
+/// Clients at once.
+const CLIENTS: usize = 128;
+/// What a client may have in force.
+const HANDLES: usize = 16;
+/// How long to wait for a file that may be opened.
+const NO_FILES: Duration = Duration::from_millis(10);
+
+/// The thread that takes calls.
+pub struct TuneServer {
+    listener: Arc<UnixListener>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl TuneServer {
+    /// Takes calls for `bridge` at `path`, in a directory that only this user may enter.
+    ///
+    /// # Errors
+    /// When the socket can't be made, or the thread not be started.
+    pub fn start(
+        path: &Path,
+        sandbox: Option<Arc<Sandbox>>,
+        bridge: BridgeHandle,
+    ) -> io::Result<Self> {
+        let listener = Arc::new(UnixListener::bind(path)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut serving = Serving {
+            listener: listener.clone(),
+            bridge,
+            user: geteuid().as_raw(),
+            clients: Vec::new(),
+            last: 0,
+            pace: CALLS.each(),
+        };
+        let stopped = stop.clone();
+        let serve = move || {
+            // Without uclamp it is a thread like any other.
+            let _ = host::clamp_current_thread_to_zero();
+            if let Some(sandbox) = sandbox {
+                sandbox.enter_or_end(ThreadClass::Tune);
+            }
+            let mut wait = None;
+            while !stopped.load(SeqCst) {
+                wait = serving.turn(wait);
+            }
+        };
+        let thread = std::thread::Builder::new().name("tune".to_owned());
+        match thread.spawn(serve) {
+            Ok(thread) => Ok(Self {
+                listener,
+                stop,
+                thread,
+            }),
+            Err(error) => {
+                // It was made just now.
+                let _ = fs::remove_file(path);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends the thread. The socket's file is removed with the VMM's record.
+    pub fn stop(self) {
+        self.stop.store(true, SeqCst);
+        // It can't fail for a socket that listens, and ends the wait for clients.
+        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        // A panic of that thread was reported when it happened.
+        let _ = self.thread.join();
+    }
+}
+
+struct Serving {
+    listener: Arc<UnixListener>,
+    bridge: BridgeHandle,
+    user: u32,
+    clients: Vec<ConnectedClient>,
+    /// Number of the last connection.
+    last: u64,
+    pace: Pace,
+}
+
+struct ConnectedClient {
+    stream: UnixStream,
+    who: TuneClient,
+    /// What it has sent of a line.
+    input: Vec<u8>,
+    handles: Vec<u64>,
+    /// When its bucket is full.
+    full_at_ns: u64,
+    gone: bool,
+}
+
+impl Serving {
+    /// Waits for so long at most, and does what there is to do; how long the next wait may be.
+    fn turn(&mut self, wait: Option<Duration>) -> Option<Duration> {
+        let [knocks, ready] = self.wait(wait);
+        for (client, ready) in self.clients.iter_mut().zip(ready) {
+            if ready {
+                client.hear(&self.bridge, self.pace);
+            }
+        }
+        if knocks == [true] {
+            self.accept();
+        }
+        let next = self.bridge.end_due_tunings();
+        self.tell_ended();
+        self.clients.retain(|client| {
+            if client.gone {
+                self.bridge.client_gone(client.who.connection);
+            }
+            !client.gone
+        });
+        // Not before its time.
+        next.map(|next| next + Duration::from_millis(1))
+    }
+
+    /// Whether the listener has a client, and which clients have something.
+    fn wait(&self, wait: Option<Duration>) -> [Vec<bool>; 2] {
+        let sockets = self.clients.iter().map(|client| client.stream.as_fd());
+        let sockets = std::iter::once(self.listener.as_fd()).chain(sockets);
+        let mut files: Vec<_> = sockets
+            .map(|socket| PollFd::new(socket, PollFlags::POLLIN))
+            .collect();
+        let wait = wait.map_or(PollTimeout::NONE, |wait| {
+            PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX)
+        });
+        // A signal ends a wait, too.
+        let any = poll(&mut files, wait).is_ok();
+        let mut ready = files.iter().map(|file| any && file.any() == Some(true));
+        [ready.by_ref().take(1).collect(), ready.collect()]
+    }
+
+    fn accept(&mut self) {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let stream = match accept4(self.listener.as_raw_fd(), flags) {
+            Ok(number) => stream_of(number),
+            Err(Errno::EMFILE | Errno::ENFILE) => return std::thread::sleep(NO_FILES),
+            // It has hung up, or the thread is to end.
+            Err(_) => return,
+        };
+        let Ok(peer) = getsockopt(&stream, PeerCredentials) else {
+            return;
+        };
+        if ![0, self.user].contains(&peer.uid()) {
+            return;
+        }
+        self.last += 1;
+        let mut client = ConnectedClient {
+            stream,
+            who: TuneClient {
+                user: peer.uid(),
+                // 0 from another PID namespace.
+                pid: u32::try_from(peer.pid()).unwrap_or(0),
+                connection: self.last,
+            },
+            input: Vec::new(),
+            handles: Vec::new(),
+            full_at_ns: 0,
+            gone: false,
+        };
+        if self.clients.len() >= CLIENTS {
+            let full = format!("{CLIENTS} clients are connected; end one");
+            return client.say(TuneAnswer::Error(full));
+        }
+        self.clients.push(client);
+    }
+
+    fn tell_ended(&mut self) {
+        let live = self.bridge.tunings();
+        let is_live = |handle: u64| live.iter().any(|tuning| tuning.handle == handle);
+        for client in &mut self.clients {
+            let handles = std::mem::take(&mut client.handles);
+            let (live, ended): (Vec<_>, Vec<_>) = handles.into_iter().partition(|of| is_live(*of));
+            client.handles = live;
+            for handle in ended {
+                client.say(TuneAnswer::Ended(handle));
+            }
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "nix gives an accepted socket as a number")]
+fn stream_of(number: i32) -> UnixStream {
+    // SAFETY: the kernel has just opened it, and nothing else knows its number.
+    unsafe { OwnedFd::from_raw_fd(number) }.into()
+}
+
+impl ConnectedClient {
+    /// Reads what is there, and carries out the calls in it.
+    fn hear(&mut self, bridge: &BridgeHandle, pace: Pace) {
+        let mut piece = [0; LINE];
+        // recv(2) is no call of a confined thread.
+        match read(&self.stream, &mut piece) {
+            Ok(0) => self.gone = true,
+            Ok(bytes) => self.input.extend(&piece[..bytes]),
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(_) => self.gone = true,
+        }
+        while let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.input.drain(..=end).collect();
+            let answer = match self.take_token(pace, monotonic_ns()) {
+                Ok(()) => self.carry_out(&line, bridge),
+                Err(why) => Err(why),
+            };
+            self.say(answer.map_or_else(TuneAnswer::Error, TuneAnswer::Handle));
+        }
+        if self.input.len() > LINE {
+            self.say(TuneAnswer::Error(format!(
+                "a call has at most {LINE} bytes"
+            )));
+            self.gone = true;
+        }
+    }
+
+    fn take_token(&mut self, pace: Pace, now: u64) -> Result<(), String> {
+        if self.full_at_ns > now.saturating_add(pace.slack_ns) {
+            let (rate, burst) = (CALLS.per_second, CALLS.burst);
+            return Err(format!(
+                "a client has {rate} calls a second, {burst} at once; try again"
+            ));
+        }
+        self.full_at_ns = pace.charged(self.full_at_ns, now);
+        Ok(())
+    }
+
+    fn carry_out(&mut self, line: &[u8], bridge: &BridgeHandle) -> Result<u64, String> {
+        let text = |error: vcpufreq_device::TuneError| error.to_string();
+        match TuneVerb::read(line)? {
+            TuneVerb::Tune {
+                vcpu,
+                floor_khz,
+                ceiling_khz,
+                for_ms,
+            } => {
+                if self.handles.len() >= HANDLES {
+                    return Err(format!("a client has {HANDLES} tunings at once; end one"));
+                }
+                let request = TuneRequest {
+                    vcpu: VcpuId(vcpu),
+                    floor: floor_khz.map(Khz),
+                    ceiling: ceiling_khz.map(Khz),
+                    lasts: Duration::from_millis(for_ms),
+                };
+                let handle = bridge.tune(request, self.who).map_err(text)?;
+                self.handles.push(handle);
+                Ok(handle)
+            }
+            TuneVerb::Retune { handle, for_ms } => {
+                let lasts = Duration::from_millis(for_ms);
+                bridge.retune(handle, lasts).map_err(text)?;
+                Ok(handle)
+            }
+            TuneVerb::Untune { handle } => {
+                bridge.untune(handle).map_err(text)?;
+                // The answer tells its own client.
+                self.handles.retain(|own| *own != handle);
+                Ok(handle)
+            }
+        }
+    }
+
+    /// A client that doesn't read loses its connection.
+    fn say(&mut self, answer: TuneAnswer) {
+        let line = answer.line().unwrap_or_default();
+        let sent = write(&self.stream, line.as_bytes());
+        self.gone |= sent != Ok(line.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: a client has a burst of calls at once, then one each token's time.
+
+    use super::*;
+
+    #[test]
+    fn a_client_calls_no_more_often_than_its_bucket_allows() {
+        let mut client = ConnectedClient {
+            stream: UnixStream::pair().unwrap().0,
+            who: TuneClient {
+                user: 0,
+                pid: 1,
+                connection: 1,
+            },
+            input: Vec::new(),
+            handles: Vec::new(),
+            full_at_ns: 0,
+            gone: false,
+        };
+        let mut calls = |now| {
+            let mut all = (0..100).map(|_| client.take_token(CALLS.each(), now));
+            all.position(|taken| taken.is_err())
+        };
+        let second = 1_000_000_000;
+        assert_eq!(calls(second), Some(20));
+        assert_eq!(calls(second + 9_999_999), Some(0));
+        assert_eq!(calls(second + 10_000_000), Some(1));
+        assert_eq!(calls(3600 * second), Some(20));
+    }
+}
