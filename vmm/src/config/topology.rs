@@ -32,6 +32,14 @@ pub fn shared_memory(vcpus: &[VcpuConfig], base: u64) -> CpufreqRegion {
     }
 }
 
+/// The registers of the same device in the guest's RAM.
+pub fn in_guest_ram(vcpus: &[VcpuConfig], base: u64) -> CpufreqRegion {
+    CpufreqRegion {
+        kind: RegionKind::GuestRam,
+        ..registers(vcpus, base)
+    }
+}
+
 fn count(vcpus: &[VcpuConfig]) -> u16 {
     u16::try_from(vcpus.len()).unwrap_or(u16::MAX)
 }
