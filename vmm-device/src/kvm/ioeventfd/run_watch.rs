@@ -101,10 +101,12 @@ pub struct Rest {
     vcpu_runs: AtomicBool,
 }
 
-/// Turns of 4 ms without a request before the worker sleeps: 100 ms, and up to 1 s where vCPUs run
-/// without one.
+/// Longest time between two turns of a worker that reads.
+pub const TURN: Duration = Duration::from_millis(1);
+/// Turns without a request before the worker sleeps: 25 ms, and up to 1 s where vCPUs run without
+/// one.
 const QUIET: u32 = 25;
-const MOST_QUIET: u32 = 250;
+const MOST_QUIET: u32 = 1000;
 /// A vCPU that runs so soon after the worker has begun to sleep runs much.
 const SOON: Duration = Duration::from_millis(100);
 
@@ -190,8 +192,8 @@ mod tests {
             assert!(!rest.is_asleep());
             turns_until_sleep(&mut rest, now)
         };
-        let soon = [(); 5].map(|()| turns_after(SOON / 2));
-        assert_eq!(soon, [50, 100, 200, 250, 250]);
+        let soon = [(); 7].map(|()| turns_after(SOON / 2));
+        assert_eq!(soon, [50, 100, 200, 400, 800, 1000, 1000]);
         assert_eq!(turns_after(SOON), QUIET);
     }
 

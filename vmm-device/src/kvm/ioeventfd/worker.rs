@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::perf_watch::CHANGED;
 use super::refresh_timer::RefreshTimer;
-use super::run_watch::{Rest, RunWatch};
+use super::run_watch::{self, Rest, RunWatch};
 use crate::kvm::budget::Budget;
 use crate::kvm::confinement::{BridgeThread, Confinement};
 use crate::kvm::error::{Context, PathError};
@@ -199,6 +199,9 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
             .saturating_duration_since(Instant::now());
         if self.plan.requests.is_unfinished() {
             wait = wait.min(FINISH);
+        }
+        if self.plan.run_watch.is_some() {
+            wait = wait.min(run_watch::TURN);
         }
         // Up to the next millisecond, or the last one would be spent spinning.
         let wait = match self.rest.is_asleep() {

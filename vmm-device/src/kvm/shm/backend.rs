@@ -208,7 +208,7 @@ impl RunningBackend for ShmPath {
             watched.unwrap_or_else(|why| {
                 let name = self.name;
                 self.diagnostics.explain(&format!(
-                    "path {name}: the worker reads every 4 ms, also while no vCPU runs: perf events \
+                    "path {name}: the worker reads every ms, also while no vCPU runs: perf events \
                      aren't permitted (CAP_PERFMON): {why}"
                 ));
             });
