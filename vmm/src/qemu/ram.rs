@@ -204,6 +204,8 @@ mod tests {
     //! The registers are at the end of the RAM. What can't be served is one line.
     use std::ffi::OsString;
 
+    use vcpufreq_device::{MAX_VCPUS, region_size};
+
     use super::*;
 
     const GIB: u64 = 1 << 30;
@@ -228,6 +230,18 @@ mod tests {
             let error = RamPlace::last_of(ranges).unwrap_err().to_string();
             assert!(error.contains(line), "{error}");
         }
+    }
+
+    #[test]
+    fn the_registers_of_512_vcpus_fit() {
+        let most = u16::try_from(MAX_VCPUS).unwrap();
+        assert!(region_size(most) <= RESERVED);
+        let file = sealed_memory(64 << 20).unwrap();
+        let pages =
+            |offset| SharedMemory::in_guest_ram(file.try_clone().unwrap(), offset, most).map(drop);
+        let place = RamPlace::last_of(&[(GIB, 64 << 20)]).unwrap();
+        assert!(pages(place.offset).is_ok());
+        assert!(pages(place.offset + 0x1_0000).is_err());
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl PerfEvent {
     ///
     /// # Errors
     /// As [`Self::migrations`].
-    pub fn run_time(thread: Tid) -> io::Result<Self> {
+    pub(super) fn run_time(thread: Tid) -> io::Result<Self> {
         let attr = Attr {
             kind: TYPE_SOFTWARE,
             config: SW_TASK_CLOCK,
@@ -166,7 +166,7 @@ impl PerfEvent {
     ///
     /// # Errors
     /// As ioctl(2).
-    pub fn fire_once(&self) -> io::Result<()> {
+    pub(super) fn fire_once(&self) -> io::Result<()> {
         // SAFETY: takes an open file and two numbers.
         check(unsafe { libc::ioctl(self.fd(), REFRESH, 1) })
     }

@@ -39,7 +39,7 @@ struct WatchedRun {
 
 impl RunWatch {
     /// Of so many vCPUs, which have no thread yet.
-    pub fn new(vcpus: u16) -> Self {
+    pub(in crate::kvm) fn new(vcpus: u16) -> Self {
         Self {
             vcpus: (0..vcpus).map(|_| WatchedRun::default()).collect(),
             registered: AtomicUsize::new(0),
@@ -50,7 +50,12 @@ impl RunWatch {
     ///
     /// # Errors
     /// As [`PerfEvent::run_time`], and epoll_ctl(2): `ENOSPC`. The worker never sleeps then.
-    pub fn register_thread(&self, epoll: &Epoll, vcpu: VcpuId, tid: Tid) -> io::Result<()> {
+    pub(in crate::kvm) fn register_thread(
+        &self,
+        epoll: &Epoll,
+        vcpu: VcpuId,
+        tid: Tid,
+    ) -> io::Result<()> {
         self.registered.fetch_add(1, Relaxed);
         let Some(watched) = self.vcpus.get(vcpu.index()) else {
             return Ok(());
@@ -64,7 +69,7 @@ impl RunWatch {
     }
 
     /// Has each vCPU that runs from now on wake the worker; whether all will.
-    pub fn arm(&self) -> bool {
+    pub(super) fn arm(&self) -> bool {
         let events = self.vcpus.iter().filter_map(|watched| {
             let event = watched.event.get()?;
             // One that has not fired since is armed still.
@@ -76,7 +81,7 @@ impl RunWatch {
     }
 
     /// Whether an event of the worker's epoll set with this data is of a vCPU that has run.
-    pub fn hears(&self, data: u64) -> bool {
+    pub(super) fn hears(&self, data: u64) -> bool {
         let vcpu = data
             .checked_sub(RAN)
             .and_then(|vcpu| usize::try_from(vcpu).ok());
@@ -90,7 +95,7 @@ impl RunWatch {
 
 /// When a worker stops to read, and sleeps until a vCPU runs.
 #[derive(Debug, Default)]
-pub struct Rest {
+pub(super) struct Rest {
     /// Turns without a request.
     quiet: u32,
     /// How many of them it took to sleep the last time; 0 after a request.
@@ -102,7 +107,7 @@ pub struct Rest {
 }
 
 /// Longest time between two turns of a worker that reads.
-pub const TURN: Duration = Duration::from_millis(1);
+pub(super) const TURN: Duration = Duration::from_millis(1);
 /// Turns without a request before the worker sleeps: 25 ms, and up to 1 s where vCPUs run without
 /// one.
 const QUIET: u32 = 25;
@@ -112,17 +117,17 @@ const SOON: Duration = Duration::from_millis(100);
 
 impl Rest {
     /// Whether the worker sleeps.
-    pub fn is_asleep(&self) -> bool {
+    pub(super) fn is_asleep(&self) -> bool {
         self.since.is_some()
     }
 
     /// A vCPU has run.
-    pub fn vcpu_runs(&self) {
+    pub(super) fn vcpu_runs(&self) {
         self.vcpu_runs.store(true, Relaxed);
     }
 
     /// After a turn, at `now`: whether the worker may begin to sleep.
-    pub fn after_turn(&mut self, had_request: bool, now: Instant) -> bool {
+    pub(super) fn after_turn(&mut self, had_request: bool, now: Instant) -> bool {
         let ran = self.vcpu_runs.swap(false, Relaxed);
         if had_request {
             (self.quiet, self.took, self.since) = (0, 0, None);
@@ -141,7 +146,7 @@ impl Rest {
     }
 
     /// It begins to sleep at `now`, unless there was another request.
-    pub fn sleep_unless(&mut self, had_request: bool, now: Instant) {
+    pub(super) fn sleep_unless(&mut self, had_request: bool, now: Instant) {
         self.took = if had_request { 0 } else { self.quiet };
         self.quiet = 0;
         self.since = (!had_request).then_some(now);

@@ -28,7 +28,7 @@ use crate::{PageMemory, VcpuId};
 /// The name of the path with a memory of its own.
 pub const SHM: &str = "shm";
 /// The name of the path in the guest's RAM.
-pub const RAM: &str = "ram";
+const RAM: &str = "ram";
 
 /// Serves a guest by shared memory, in another process or this one.
 pub struct ShmBackend {

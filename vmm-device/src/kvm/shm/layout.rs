@@ -34,7 +34,7 @@ pub const GONE: u32 = u32::MAX;
 pub const SERVER: u16 = 1;
 
 /// Bytes of header and pages.
-pub fn used(vcpus: u16) -> u64 {
+pub(super) fn used(vcpus: u16) -> u64 {
     PAGES as u64 + region_size(vcpus)
 }
 
@@ -45,18 +45,18 @@ pub fn size(vcpus: u16) -> u64 {
 }
 
 /// What the guest writes to the doorbell for a request in the page of `vcpu`.
-pub fn ring(vcpu: VcpuId) -> u32 {
+pub(super) fn ring(vcpu: VcpuId) -> u32 {
     (u32::from(SERVER) << 16) | u32::from(vcpu.0)
 }
 
 /// The vCPU that a write of `value` to the doorbell rings for.
-pub fn rung(value: u32) -> Option<VcpuId> {
+pub(super) fn rung(value: u32) -> Option<VcpuId> {
     let [vcpu, peer] = [value & 0xffff, value >> 16].map(|half| u16::try_from(half).ok());
     (peer? == SERVER).then_some(VcpuId(vcpu?))
 }
 
 /// The index of a word at `offset` in the page of `vcpu`, of those from vCPU 0's page on.
-pub fn word(vcpu: VcpuId, offset: u64) -> usize {
+pub(super) fn word(vcpu: VcpuId, offset: u64) -> usize {
     let offset = u64::from(vcpu.0) * REGION_STRIDE + offset;
     usize::try_from(offset).unwrap_or(usize::MAX) / REG_WIDTH
 }

@@ -24,7 +24,7 @@ mod region;
 mod requests;
 mod threads;
 
-pub use backend::{RAM, SHM, ShmBackend};
+pub use backend::{SHM, ShmBackend};
 pub use ivshmem::{hand_over, refuse};
 pub use layout::{DOORBELL_PAGE, size};
 pub use memory::{SharedMemory, sealed_memory};
