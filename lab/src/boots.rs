@@ -402,6 +402,14 @@ const BOOTS: &[Boot] = &[
             &["qemu-control", "qemu-life", "qemu-moves"],
         )
     },
+    boot(Long, 400, "2+2", &["qemu-ram"]),
+    // A guest with the kernel's own driver, and no device.
+    Boot {
+        vmm: GuestVmm::Qemu,
+        driver: Mainline,
+        path: Some("ram"),
+        ..boot(Long, 300, "2+2", &["demo", "flood"])
+    },
     boot(Long, 70, "2+2", &["qemu-service"]),
     boot(Long, 130, "2+2", &["libvirt"]),
     Boot {

@@ -10,7 +10,7 @@ use crate::packages;
 use crate::root::Root;
 
 /// Scenarios that run it, whatever the others' VMM is.
-const SCENARIOS: [&str; 13] = [
+const SCENARIOS: [&str; 14] = [
     "board:kills",
     "debian-guest",
     "libvirt",
@@ -21,6 +21,7 @@ const SCENARIOS: [&str; 13] = [
     EFI,
     "qemu-life",
     "qemu-moves",
+    "qemu-ram",
     "qemu-service",
     "rt-io",
     "rt-qemu",
