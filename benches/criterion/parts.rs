@@ -12,7 +12,7 @@ use vcpufreq_device::{
     PerfTable, REG_CUR_PERF, REG_SET_PERF, ReadReg, Util, VcpuId, VcpuSpec, WriteReg, clamp,
     performance,
 };
-use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable};
+use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind};
 
 const KHZ: [u32; 5] = [700_000, 1_200_000, 1_700_000, 2_200_000, 2_800_000];
 
@@ -105,7 +105,7 @@ fn facts() -> MachineFacts {
         cpufreq: Some(CpufreqRegion {
             base: 0x0a00_0000,
             size: 0x1_0000,
-            shared: false,
+            kind: RegionKind::Registers,
         }),
     }
 }

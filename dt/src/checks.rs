@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use crate::error::{
     CAPACITY_SCALE, FactsError, MAX_CPUS, MAX_OPP_UW, MAX_OPPS, REGION_ALIGN, REGION_STRIDE,
 };
-use crate::facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable};
+use crate::facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable, RESERVED, RegionKind};
 
 /// The affinity fields of MPIDR_EL1, Aff3 and Aff2 to Aff0.
 pub(crate) const MPIDR_AFFINITY: u64 = 0xff_00ff_ffff;
@@ -158,10 +158,15 @@ fn check_complete(
 }
 
 fn check_region(region: CpufreqRegion, cpus: usize) -> Result<(), FactsError> {
-    let CpufreqRegion { base, size, shared } = region;
-    if base % REGION_ALIGN != 0 {
-        return Err(FactsError::RegionMisaligned { base });
+    let CpufreqRegion { base, size, kind } = region;
+    let align = match kind {
+        RegionKind::GuestRam => RESERVED,
+        _ => REGION_ALIGN,
+    };
+    if base % align != 0 {
+        return Err(FactsError::RegionMisaligned { base, align });
     }
+    let shared = kind == RegionKind::SharedMemory;
     // At most MAX_CPUS were counted before, so this is at most 2 MiB and a header.
     let needed = (cpus as u64 + u64::from(shared)) * REGION_STRIDE;
     if size < needed {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use vm_fdt::{FdtWriter, FdtWriterResult};
 
 use crate::error::REGION_STRIDE;
-use crate::facts::{CpuFacts, CpufreqRegion, Opp, OppTable};
+use crate::facts::{CpuFacts, CpufreqRegion, Opp, OppTable, RESERVED, RegionKind};
 use crate::machine::Machine;
 use crate::node::{Node, NodeTarget, PropertyValue};
 use crate::power;
@@ -196,12 +196,19 @@ impl<'a> Nodes<'a> {
         self.machine.facts().cpufreq.map(cpufreq)
     }
 
+    /// What keeps the guest's kernel off registers in its RAM, as a child of `/reserved-memory`.
+    pub(crate) fn reserved(&self) -> Option<Node> {
+        let in_ram = |region: &CpufreqRegion| region.kind == RegionKind::GuestRam;
+        self.machine.facts().cpufreq.filter(in_ram).map(reserved)
+    }
+
     fn root(&self) -> Node {
         Node::new("")
             .with("#address-cells", PropertyValue::Number(2))
             .with("#size-cells", PropertyValue::Number(2))
             .children([self.cpus()])
             .children(self.opp_tables())
+            .children(self.reserved().map(reserved_memory))
             .children(self.cpufreq())
     }
 }
@@ -221,11 +228,27 @@ fn opp(opp: &Opp) -> Node {
         .with_some("opp-microwatt", opp.uw.map(PropertyValue::Number))
 }
 
-fn cpufreq(CpufreqRegion { base, size, shared }: CpufreqRegion) -> Node {
-    let (compatible, reg) = match shared {
-        false => ("qemu,virtual-cpufreq", vec![base, size]),
+/// `/reserved-memory` with this range.
+pub(crate) fn reserved_memory(range: Node) -> Node {
+    Node::new("reserved-memory")
+        .with("#address-cells", PropertyValue::Number(2))
+        .with("#size-cells", PropertyValue::Number(2))
+        .with("ranges", PropertyValue::Flag)
+        .children([range])
+}
+
+/// Linux maps what is `no-map` nowhere itself, so that a driver's ioremap takes it.
+fn reserved(CpufreqRegion { base, .. }: CpufreqRegion) -> Node {
+    Node::new(format!("cpufreq@{base:x}"))
+        .with("reg", PropertyValue::Addresses(vec![base, RESERVED]))
+        .with("no-map", PropertyValue::Flag)
+}
+
+fn cpufreq(CpufreqRegion { base, size, kind }: CpufreqRegion) -> Node {
+    let (compatible, reg) = match kind {
+        RegionKind::Registers | RegionKind::GuestRam => ("qemu,virtual-cpufreq", vec![base, size]),
         // Checked facts: the doorbell's page is below 2^64.
-        true => (
+        RegionKind::SharedMemory => (
             "vcpufreq,shm",
             vec![base, size, base.wrapping_add(size), REGION_STRIDE],
         ),

@@ -158,11 +158,13 @@ pub enum FactsError {
         /// Its power.
         uw: u32,
     },
-    /// A register region that doesn't start at a multiple of 64 KiB.
-    #[error("cpufreq region: base {base:#x} isn't a multiple of {REGION_ALIGN:#x}")]
+    /// A register region that doesn't start at a multiple of 64 KiB, or in RAM of 2 MiB.
+    #[error("cpufreq region: base {base:#x} isn't a multiple of {align:#x}")]
     RegionMisaligned {
         /// Where it starts.
         base: u64,
+        /// What it has to be a multiple of.
+        align: u64,
     },
     /// A register region with less than a page for each CPU.
     #[error("cpufreq region: {size:#x} bytes, but {cpus} CPUs need {needed:#x}")]

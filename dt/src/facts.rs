@@ -87,7 +87,21 @@ pub struct CpufreqRegion {
     pub base: u64,
     /// Size in bytes: at least one 4 KiB page for each CPU.
     pub size: u64,
-    /// It is shared memory (`abi/vcpufreq-shm.h`), and the doorbell's page is behind it; else
-    /// registers.
-    pub shared: bool,
+    /// What is there.
+    pub kind: RegionKind,
 }
+
+/// What a guest finds in the region of the virtual cpufreq device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionKind {
+    /// Registers of a device.
+    Registers,
+    /// Shared memory (`abi/vcpufreq-shm.h`), and the doorbell's page behind it.
+    SharedMemory,
+    /// Registers in the guest's own RAM: the tree reserves [`RESERVED`] bytes for them.
+    GuestRam,
+}
+
+/// Bytes of RAM that a [`RegionKind::GuestRam`] takes, and its alignment: the registers of 512 CPUs,
+/// and a block by which arm64 maps the RAM around it.
+pub const RESERVED: u64 = 2 << 20;

@@ -13,7 +13,7 @@
 //! enable-method refers to).
 //!
 //! ```
-//! use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable};
+//! use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind};
 //!
 //! let opp = |khz, uv, uw| Opp { khz, uv: Some(uv), uw: Some(uw) };
 //! let machine = Machine::try_from(MachineFacts {
@@ -26,7 +26,7 @@
 //!         shared: true,
 //!     }],
 //!     standby: true,
-//!     cpufreq: Some(CpufreqRegion { base: 0x0b00_0000, size: 0x1_0000, shared: false }),
+//!     cpufreq: Some(CpufreqRegion { base: 0x0b00_0000, size: 0x1_0000, kind: RegionKind::Registers }),
 //! })?;
 //! assert_eq!(machine.guest_capacities(), [329, 1024]);
 //! println!("{}", vcpufreq_dt::dts(&machine));
@@ -54,6 +54,7 @@ mod error;
 mod facts;
 mod flat;
 mod machine;
+mod memory;
 mod merge;
 mod merge_error;
 mod node;
@@ -63,8 +64,9 @@ mod power;
 pub use base::{MAX_TREE, TreeError};
 pub use emit::{Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
 pub use error::{FactsError, MAX_CPUS, MAX_OPP_UW, MAX_OPPS, REGION_ALIGN, REGION_STRIDE};
-pub use facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable};
+pub use facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable, RESERVED, RegionKind};
 pub use machine::Machine;
+pub use memory::memory;
 pub use merge::{MergeNote, MergedTree, Seeds, merge};
 pub use merge_error::MergeError;
 pub use vm_fdt;

@@ -10,12 +10,12 @@ use std::fmt;
 use crate::base::{Base, BaseNode};
 use crate::cpu_map;
 use crate::cpus::{CpuNodes, path};
-use crate::emit::{Nodes, PERFORMANCE, STANDBY};
+use crate::emit::{Nodes, PERFORMANCE, STANDBY, reserved_memory};
 use crate::flat::flatten;
 use crate::machine::Machine;
 use crate::merge_error::MergeError;
 use crate::node::Node;
-use crate::phandles::{PHANDLES, Phandles, cell, cell_of, phandle};
+use crate::phandles::{PHANDLES, Phandles, cell, has_two_cells, phandle};
 
 const SEEDS: [&str; 2] = ["kaslr-seed", "rng-seed"];
 
@@ -198,11 +198,6 @@ fn own_phandles(
     own.collect()
 }
 
-fn has_two_cells(root: &BaseNode<'_>) -> bool {
-    let names = ["#address-cells", "#size-cells"];
-    names.iter().all(|name| cell_of(root, name) == Some(2))
-}
-
 /// Where those of the root's children are that the result doesn't have: OPP tables that only the
 /// base's CPUs use, and the machine's registers.
 fn old_nodes(base: &Base<'_>, cpus: &CpuNodes, nodes: &Nodes<'_>) -> HashSet<usize> {
@@ -254,6 +249,20 @@ fn edit_root(root: &mut BaseNode<'_>, old: &HashSet<usize>, nodes: &Nodes<'_>) {
     let tables = tables.map(|(table, name)| table.named(name));
     let added = tables.chain(nodes.cpufreq()).map(Node::into_base);
     root.children.extend(added);
+    if let Some(range) = nodes.reserved() {
+        reserve(root, range);
+    }
+}
+
+/// Adds a range to `/reserved-memory`, unless it is there.
+fn reserve(root: &mut BaseNode<'_>, range: Node) {
+    let Some(at) = place(root, "reserved-memory") else {
+        return root.children.push(reserved_memory(range).into_base());
+    };
+    let range = range.into_base();
+    let ranges = &mut root.children[at].children;
+    ranges.retain(|own| own.name != range.name);
+    ranges.push(range);
 }
 
 /// Puts what the machine has in `/cpus` there; its CPUs are at these places.

@@ -59,7 +59,13 @@ pub fn cell(value: &[u8]) -> Option<u32> {
     value.try_into().ok().map(u32::from_be_bytes)
 }
 
+/// Whether addresses and sizes of a node's children are two cells each.
+pub fn has_two_cells(node: &BaseNode<'_>) -> bool {
+    let names = ["#address-cells", "#size-cells"];
+    names.iter().all(|name| cell_of(node, name) == Some(2))
+}
+
 /// A property of one cell.
-pub fn cell_of(node: &BaseNode<'_>, name: &str) -> Option<u32> {
+fn cell_of(node: &BaseNode<'_>, name: &str) -> Option<u32> {
     cell(node.property(name)?)
 }

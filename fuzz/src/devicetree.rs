@@ -2,7 +2,9 @@
 //! A device tree of another VMM: what `dt --merge` makes of it can be merged again, to a tree of the
 //! same size.
 
-use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, Seeds, merge};
+use vcpufreq_dt::{
+    CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind, Seeds, merge,
+};
 
 /// Merges a machine of one CPU, and of two, into the tree.
 pub fn devicetree(data: &[u8]) {
@@ -41,7 +43,7 @@ fn machine(cpus: u64) -> Machine {
         cpufreq: Some(CpufreqRegion {
             base: 0x0a00_0000,
             size: 0x1_0000,
-            shared: false,
+            kind: RegionKind::Registers,
         }),
     };
     Machine::try_from(facts).expect("facts that hold")

@@ -410,6 +410,14 @@ const BOOTS: &[Boot] = &[
             &["qemu-control", "qemu-life", "qemu-moves"],
         )
     },
+    boot(Long, 400, "2+2", &["qemu-ram"]),
+    // A guest with the kernel's own driver, and no device.
+    Boot {
+        vmm: GuestVmm::Qemu,
+        driver: Mainline,
+        path: Some("ram"),
+        ..boot(Long, 120, "2+2", &["demo"])
+    },
     boot(Long, 70, "2+2", &["qemu-service"]),
     // An x86-64 host.
     of_pc(Long, 30, "pc", &["doctor", "uclamp"]),

@@ -23,6 +23,7 @@ const SCENARIOS: [&str; 14] = [
     EFI,
     "qemu-life",
     "qemu-moves",
+    "qemu-ram",
     "qemu-service",
     "rt-io",
     "rt-qemu",

@@ -189,6 +189,21 @@ impl DeviceConfig {
         guest_capacities(&rated)
     }
 
+    /// The same device for memory that answers by itself: each table has its highest entry alone, so
+    /// that no selection needs an answer. A ceiling, which a guest renews by writing the same value
+    /// again, can't be seen there.
+    #[must_use]
+    pub fn without_steps(mut self) -> Self {
+        for spec in &mut self.vcpus {
+            let max = PerfTable::of_max(spec.table.max());
+            spec.table = max.referring_to(spec.table.reference());
+        }
+        if self.mode == ClampMode::Ceilings {
+            self.mode = ClampMode::Floor;
+        }
+        self
+    }
+
     /// The domains, each once, in order of their numbers.
     #[must_use]
     pub fn domains(&self) -> Vec<DomainId> {

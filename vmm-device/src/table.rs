@@ -72,6 +72,15 @@ impl PerfTable {
         self.reference
     }
 
+    /// No table: any performance from 1 to `max`, which is 1 at least.
+    pub(crate) fn of_max(max: Khz) -> Self {
+        let max = Khz(max.0.max(1));
+        Self {
+            entries: [max].into(),
+            reference: max,
+        }
+    }
+
     /// The same entries for a capacity that refers to `reference`, as that of a pCPU with boost
     /// does. 0 is the highest entry.
     #[must_use]

@@ -75,7 +75,7 @@ impl Scene {
         };
         let memory = Arc::new(SharedMemory::new(2).unwrap());
         for (vcpu, spec) in (0..).map(VcpuId).zip(&config.vcpus) {
-            memory.describe(vcpu, &spec.table, spec.capacity, &[]);
+            memory.describe(vcpu, spec, spec.capacity, &[]);
         }
         let domains = config.domains();
         let nothing = HostActuator::build(&ActuatorKind::Nothing, &KernelTree, &domains).unwrap();

@@ -98,7 +98,7 @@ fn sample(option: &str) -> &'static str {
         "rate-limit" | "cpus" | "others" | "guest-cpus" | "guest-others" | "housekeeping" => "1",
         "actuator" | "console" => "none",
         "clamp" => "exact",
-        "path" => "exit",
+        "path" => "shm",
         "sandbox" => "off",
         "cur-perf" => "request",
         "mem" | "resume-latency-us" | "pid" => "512",

@@ -3,7 +3,7 @@
 //! Promises: every rule that facts can break is found, and the error carries
 //! the values that broke it; facts at the edge of each rule pass.
 
-use vcpufreq_dt::{CpufreqRegion, Machine, MachineFacts, Opp, OppTable};
+use vcpufreq_dt::{CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind};
 
 use crate::samples::{bare, cpus, largest, little_big, opp};
 
@@ -22,14 +22,14 @@ fn region(facts: &mut MachineFacts, base: u64, size: u64) {
     facts.cpufreq = Some(CpufreqRegion {
         base,
         size,
-        shared: false,
+        kind: RegionKind::Registers,
     });
 }
 
 /// The same of shared memory.
 fn shared(facts: &mut MachineFacts, base: u64, size: u64) {
     region(facts, base, size);
-    facts.cpufreq.as_mut().unwrap().shared = true;
+    facts.cpufreq.as_mut().unwrap().kind = RegionKind::SharedMemory;
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn the_register_region_is_checked() {
     refused(
         "4 KiB aligned",
         |m| region(m, 0x0b00_1000, 0x1_0000),
-        "RegionMisaligned { base: 184553472 }",
+        "RegionMisaligned { base: 184553472, align: 65536 }",
     );
     refused(
         "a byte too small",

@@ -6,7 +6,9 @@
 use proptest::collection::vec;
 use proptest::prelude::{any, proptest};
 use vcpufreq_dt::vm_fdt::{FdtReserveEntry, FdtWriter, FdtWriterResult};
-use vcpufreq_dt::{MAX_TREE, Machine, MergeError, Seeds, TreeError, dtb, merge};
+use vcpufreq_dt::{
+    MAX_TREE, Machine, MergeError, RegionKind, Seeds, TreeError, dtb, memory, merge,
+};
 
 use crate::blob::{Tree, cell, read, read_resolved};
 use crate::samples::{all, little_big, machine};
@@ -184,6 +186,56 @@ fn a_merged_tree_can_be_merged_again() {
     let left = |path: &&String| path.contains("opp") || path.contains("standby");
     assert_eq!(tree.keys().find(left), None);
     assert!(!tree["/cpus/cpu@0"].contains_key("operating-points-v2"));
+}
+
+/// A base that has a reserved range of its own.
+fn base_with_reserved() -> Vec<u8> {
+    tree_of(2, |fdt| {
+        write_base(fdt, &CPUS)?;
+        let reserved = fdt.begin_node("reserved-memory")?;
+        let own = fdt.begin_node("own@1000")?;
+        fdt.end_node(own)?;
+        fdt.end_node(reserved)
+    })
+}
+
+#[test]
+fn registers_in_ram_are_reserved_once() {
+    let mut facts = little_big();
+    let region = facts.cpufreq.as_mut().unwrap();
+    (region.base, region.kind) = (0x5fe0_0000, RegionKind::GuestRam);
+    let machine = machine(facts);
+    for base in [base_of(&CPUS), base_with_reserved()] {
+        let once = merge(&base, &machine, Seeds::Drop).unwrap().blob;
+        let twice = merge(&once, &machine, Seeds::Drop).unwrap().blob;
+        for blob in [once, twice] {
+            let tree = read(&blob);
+            let range = &tree["/reserved-memory/cpufreq@5fe00000"];
+            let reg = [0x5fe0_0000_u64, 0x20_0000].map(u64::to_be_bytes).concat();
+            assert_eq!(range["reg"], reg);
+            assert!(range.contains_key("no-map"));
+            let node = &tree["/cpufreq@5fe00000"];
+            assert_eq!(node["compatible"], b"qemu,virtual-cpufreq\0");
+            let named = blob.windows(16).filter(|name| *name == b"cpufreq@5fe00000");
+            assert_eq!(named.count(), 2, "the range and the device");
+        }
+    }
+    let kept = merge(&base_with_reserved(), &machine, Seeds::Drop).unwrap();
+    assert!(read(&kept.blob).contains_key("/reserved-memory/own@1000"));
+}
+
+#[test]
+fn the_ram_of_a_base_is_read() {
+    let base = tree_of(2, |fdt| {
+        let memory = fdt.begin_node("memory@40000000")?;
+        fdt.property_string("device_type", "memory")?;
+        fdt.property_array_u64("reg", &[0x4000_0000, 0x1000_0000])?;
+        fdt.end_node(memory)?;
+        write_base(fdt, &CPUS)
+    });
+    assert_eq!(memory(&base).unwrap(), [(0x4000_0000, 0x1000_0000)]);
+    assert_eq!(memory(&base_of(&CPUS)).unwrap(), []);
+    assert!(memory(&base[..base.len() - 40]).is_err());
 }
 
 #[test]

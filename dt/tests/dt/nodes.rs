@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use vcpufreq_dt::vm_fdt::{Error, FdtWriter};
-use vcpufreq_dt::{Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
+use vcpufreq_dt::{Nodes, RegionKind, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
 
 use crate::blob::{Tree, cell, read, read_resolved};
 use crate::samples::{all, cpus, largest, little_big, machine, three_kinds};
@@ -141,7 +141,7 @@ fn the_device_is_where_the_facts_say() {
 fn behind_shared_memory_is_its_doorbell() {
     let mut facts = little_big();
     let region = facts.cpufreq.as_mut().unwrap();
-    (region.size, region.shared) = (0x2_0000, true);
+    (region.size, region.kind) = (0x2_0000, RegionKind::SharedMemory);
     let tree = tree(facts);
     let node = &tree["/cpufreq@b000000"];
     assert_eq!(node["compatible"], b"vcpufreq,shm\0");

@@ -2,12 +2,12 @@
 
 //! Machines that tests use.
 
-use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable};
+use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind};
 
 pub const REGION: CpufreqRegion = CpufreqRegion {
     base: 0x0b00_0000,
     size: 0x1_0000,
-    shared: false,
+    kind: RegionKind::Registers,
 };
 
 /// An OPP with voltage and power.
@@ -123,7 +123,7 @@ pub fn largest() -> MachineFacts {
     facts.cpufreq = Some(CpufreqRegion {
         base: 0x1_0000_0000,
         size: 0x20_0000,
-        shared: false,
+        kind: RegionKind::Registers,
     });
     facts
 }

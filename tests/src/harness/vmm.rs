@@ -121,7 +121,12 @@ fn vcpufreq(setup: &Setup) -> Command {
 pub fn serve(setup: &Setup) -> Command {
     let mut command = Command::new("/bin/vcpufreq");
     command.args(["serve", "--socket", SOCKET]);
-    bridge(&mut command, setup);
+    let mut setup = setup.clone();
+    // What it takes over tells the path.
+    if let Some(at) = setup.options.iter().position(|option| option == "--path") {
+        setup.options.drain(at..at + 2);
+    }
+    bridge(&mut command, &setup);
     command
 }
 

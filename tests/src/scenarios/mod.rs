@@ -110,6 +110,7 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "qemu-control" => qemu::control::run(),
         "qemu-life" => qemu::life::run(plan),
         "qemu-moves" => qemu::moves::run(plan),
+        "qemu-ram" => qemu::ram::run(),
         "qemu-service" => qemu::service::run(),
         "qemu-efi" => qemu::efi::run(plan),
         "qemu-deaths" => qemu::deaths::run(plan),

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use vcpufreq_device::{DomainId, guest_capacities, kvm::shm, region_size};
-use vcpufreq_dt::{CpuFacts, CpufreqRegion, FactsError, Machine, MachineFacts, OppTable};
+use vcpufreq_dt::{
+    CpuFacts, CpufreqRegion, FactsError, Machine, MachineFacts, OppTable, RegionKind,
+};
 
 use crate::{config::VcpuConfig, vm::layout};
 
@@ -17,7 +19,7 @@ pub fn registers(vcpus: &[VcpuConfig], base: u64) -> CpufreqRegion {
     CpufreqRegion {
         base,
         size: region_size(count(vcpus)),
-        shared: false,
+        kind: RegionKind::Registers,
     }
 }
 
@@ -26,7 +28,15 @@ pub fn shared_memory(vcpus: &[VcpuConfig], base: u64) -> CpufreqRegion {
     CpufreqRegion {
         base,
         size: shm::size(count(vcpus)),
-        shared: true,
+        kind: RegionKind::SharedMemory,
+    }
+}
+
+/// The registers of the same device in the guest's RAM.
+pub fn in_guest_ram(vcpus: &[VcpuConfig], base: u64) -> CpufreqRegion {
+    CpufreqRegion {
+        kind: RegionKind::GuestRam,
+        ..registers(vcpus, base)
     }
 }
 

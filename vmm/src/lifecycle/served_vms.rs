@@ -29,6 +29,19 @@ pub struct KeptVm {
     pub memory: (u64, u64),
     /// The `eventfd-id` of each vCPU's doorbell.
     pub bells: Vec<u64>,
+    /// The pages are in the guest's RAM, which has no doorbells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_ram: Option<PagesInRam>,
+}
+
+/// The pages of a guest that has them in its RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PagesInRam {
+    /// Where they are in its file, bytes.
+    pub offset: u64,
+    /// How many vCPUs they are of.
+    pub vcpus: u16,
 }
 
 /// The virtual machines whose VMMs run.
@@ -148,6 +161,7 @@ mod tests {
         host.write("run/empty", "");
         let dir = StateDir::at(host.root().path(ROOT_DIR));
         let vm = KeptVm {
+            in_ram: None,
             vmm: owner_of(&host.root(), 7).unwrap(),
             server: Some(owner_of(&host.root(), 7).unwrap()),
             socket: Some("/run/a".into()),

@@ -6,7 +6,7 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::bail;
 use clap::Args;
 
-use super::{ActuatorWish, BoundArgs, BridgeArgs, SandboxArgs, VcpuArgs};
+use super::{ActuatorWish, BoundArgs, BridgeArgs, SandboxArgs, VcpuArgs, values::one_of};
 
 /// Options of `serve`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
@@ -50,10 +50,25 @@ pub struct QemuArgs {
     /// The VM.
     #[command(flatten)]
     pub served: ServedArgs,
+    /// Where the guest has its registers: in a device, for this project's
+    /// driver; in its RAM, for the kernel's own driver too
+    #[arg(long, value_name = "shm|ram", default_value = "shm", value_parser = one_of(&QEMU_PATHS))]
+    pub path: QemuPath,
     /// QEMU and its options
     #[arg(last = true, required = true, value_name = "QEMU")]
     pub command: Vec<OsString>,
 }
+
+/// Where a guest of `qemu` has its registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QemuPath {
+    /// In the memory of the device ivshmem-doorbell.
+    Shm,
+    /// In its RAM.
+    Ram,
+}
+
+const QEMU_PATHS: [(&str, QemuPath); 2] = [("shm", QemuPath::Shm), ("ram", QemuPath::Ram)];
 
 /// What `serve` and `qemu` take of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]

@@ -189,7 +189,18 @@ impl<'a> QemuCommand<'a> {
         self.seen.iter().any(is)
     }
 
-    fn has_firmware(&self) -> bool {
+    /// Whether it has memory of its own: a memory object, or a folder for one.
+    pub fn names_memory(&self) -> bool {
+        let of_machine = |text: &str| {
+            text.split(',')
+                .any(|part| part.starts_with("memory-backend="))
+        };
+        let of_node = |text: &str| text.split(',').any(|part| part.starts_with("memdev="));
+        self.has("mem-path") || self.machines().any(of_machine) || self.texts("numa").any(of_node)
+    }
+
+    /// Whether the guest starts with firmware.
+    pub fn has_firmware(&self) -> bool {
         let flash = self.texts("drive").any(|text| text.contains("if=pflash"));
         let of_machine = ["machine", "M"].into_iter();
         let mut of_machine = of_machine.flat_map(|name| self.texts(name));
@@ -479,6 +490,21 @@ mod tests {
         let words = ["qemu", "-daemonize"].map(OsString::from);
         let line = QemuCommand::read(&words).err().unwrap().to_string();
         assert!(line.contains("leave -daemonize out"), "{line}");
+    }
+
+    #[test]
+    fn memory_of_its_own_is_found() {
+        for (line, names) in [
+            ("qemu -M virt,memory-backend=m -m 1G", true),
+            ("qemu -numa node,memdev=m", true),
+            ("qemu -mem-path /dev/hugepages", true),
+            (
+                "qemu -M virt -object memory-backend-memfd,id=unused,size=1G",
+                false,
+            ),
+        ] {
+            assert_eq!(of(line, |line| line.names_memory()), names, "{line}");
+        }
     }
 
     #[test]

@@ -9,10 +9,10 @@ use std::os::{
 use anyhow::Context;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 
-/// The options that carry the bridge.
-pub fn device(socket: &UnixStream, vcpus: usize) -> anyhow::Result<[String; 6]> {
+/// The options that carry the bridge by a device.
+pub fn device(socket: &UnixStream, vcpus: usize) -> anyhow::Result<Vec<String>> {
     let number = inherited(socket)?;
-    Ok([
+    let options = [
         // The names of threads tell the vCPUs.
         "-name".to_owned(),
         "debug-threads=on".to_owned(),
@@ -21,7 +21,8 @@ pub fn device(socket: &UnixStream, vcpus: usize) -> anyhow::Result<[String; 6]> 
         "-device".to_owned(),
         // Without master=on QEMU refuses snapshots and migration.
         format!("ivshmem-doorbell,master=on,chardev=vcpufreq,vectors={vcpus}"),
-    ])
+    ];
+    Ok(options.into())
 }
 
 /// Leaves `file` open in the programs that this one starts; its number there.

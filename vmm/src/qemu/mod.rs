@@ -4,13 +4,16 @@
 //! ```text
 //! command line ─▶ QEMU's own device tree (dumpdtb) ─▶ with capacities and OPPs ─▶ -dtb
 //!      └────────▶ QEMU with ivshmem-doorbell ◀─ pair of sockets ─▶ server ─▶ QEMU's exit code
+//!                 or with RAM that the server has, too ◀────────────┘
 //! ```
-//! QEMU inherits its end of the pair and the tree as open files: a killed program leaves no file.
+//! QEMU inherits its end of the pair, or its RAM, and the tree as open files: a killed program leaves
+//! no file.
 
 mod alike;
 mod command;
 mod config_file;
 mod inherited;
+mod ram;
 mod tree;
 
 use std::{
@@ -29,7 +32,7 @@ use vcpufreq_device::host::{CpuList, HostRoot, Tid};
 use crate::{
     config::rt_pcpus,
     message::{chain, warn},
-    options::serve::QemuArgs,
+    options::serve::{QemuArgs, QemuPath},
     serve::{
         Connection, EndSignals, LeftVmm, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm,
         VmChange, forget, forget_process, wait,
@@ -38,12 +41,13 @@ use crate::{
 use alike::{pcpus_alike, start_on};
 use command::QemuCommand;
 use inherited::device;
+use ram::GuestRam;
 use tree::Tree;
 
 const WORKER_DIED: &str =
     "the process that carries out requests has died; the guest goes on without clamps";
 
-/// The exit code when a real-time guest was refused.
+/// The exit code when a guest was refused that is a real-time one, or has registers in its RAM.
 const REFUSED: u8 = 2;
 
 /// What a shell reports for a program that a signal ended.
@@ -62,23 +66,28 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
     if cpus.is_none() {
         *cpus = Some(command.cpus()?);
     }
+    if options.path == QemuPath::Ram {
+        ram::check(&command)?;
+    }
     let mut served = Served::check(options.served, HostRoot::default())?;
     let alike = start_pcpus(&served).filter(|_| command.has_kvm());
-    let tree = start_on(alike.as_ref(), || Tree::make(&command, &served))??;
+    let tree = start_on(alike.as_ref(), || {
+        Tree::make(&command, &served, options.path)
+    })??;
     served.create_events()?;
-    let (stream, of_qemu) = UnixStream::pair().context("can't make a pair of sockets")?;
-    let mut qemu = with_bridge(&command, &tree, &of_qemu, (&served, alike.as_ref()))?;
+    let carrier = Carrier::make(&command, &tree, &served)?;
+    let mut qemu = with_bridge(&command, &tree, &carrier, (&served, alike.as_ref()))?;
     let mut qemu = start_on(alike.as_ref(), || qemu.spawn())?
         .with_context(|| format!("can't start {}", Path::new(command.program()).display()))?;
     // After QEMU is started, which would inherit that they are blocked, and before any thread is
     // made, so that all of them leave the signals alone.
     let signals = EndSignals::take_with_children().context("can't wait for signals")?;
-    // From here on they are QEMU's alone: the connection ends with it.
-    drop((of_qemu, tree));
+    // From here on it is QEMU's alone.
+    drop(tree);
     let mut waiting = PendingVmms::default();
-    // QEMU ends when it is refused.
-    let stream = Connection::new(stream);
-    let added = ServedVmm::child(stream, qemu.id()).and_then(|vmm| waiting.add(vmm, &served));
+    let in_ram = matches!(carrier, Carrier::Ram(_));
+    let vmm = carrier.of_started(&mut qemu, &served);
+    let added = vmm.and_then(|vmm| vmm.map_or(Ok(()), |vmm| waiting.add(vmm, &served)));
     let mut refusals = Refusals::default();
     added.unwrap_or_else(|error| not_served(&mut refusals, &error));
     let supervisor = Supervisor {
@@ -87,11 +96,13 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
         waiting,
         machine: None,
         was_served: false,
+        in_ram,
+        is_told_to_end: false,
         refusals,
     };
     let (status, was_refused) = supervisor.run(&mut qemu)?;
-    // QEMU ends by itself when it is refused, and doesn't know why.
-    match served.rt().is_real_time() && was_refused {
+    // QEMU ends by itself when it is refused, and doesn't know why. By a signal it ends with 0.
+    match was_refused && (in_ram || served.rt().is_real_time()) {
         true => Ok(REFUSED),
         false => Ok(exit_code(status)),
     }
@@ -106,14 +117,57 @@ fn start_pcpus(served: &Served) -> Option<CpuList> {
     (!alike.is_empty()).then_some(alike)
 }
 
+/// What carries the bridge.
+enum Carrier {
+    /// A device: the server's end of its connection, and QEMU's.
+    Device {
+        stream: UnixStream,
+        of_qemu: UnixStream,
+    },
+    /// The guest's RAM.
+    Ram(GuestRam),
+}
+
+impl Carrier {
+    fn make(command: &QemuCommand<'_>, tree: &Tree, served: &Served) -> anyhow::Result<Self> {
+        if let Some(place) = tree.in_ram() {
+            return GuestRam::make(command, place, served).map(Self::Ram);
+        }
+        let (stream, of_qemu) = UnixStream::pair().context("can't make a pair of sockets")?;
+        Ok(Self::Device { stream, of_qemu })
+    }
+
+    /// The options that give it to QEMU.
+    fn arguments(&self, vcpus: usize) -> anyhow::Result<Vec<String>> {
+        match self {
+            Self::Device { of_qemu, .. } => device(of_qemu, vcpus),
+            Self::Ram(ram) => ram.arguments(),
+        }
+    }
+
+    /// The VMM that `qemu` is; none if it has ended. QEMU's connection ends with it.
+    fn of_started(self, qemu: &mut Child, served: &Served) -> anyhow::Result<Option<ServedVmm>> {
+        match self {
+            Self::Device { stream, .. } => {
+                ServedVmm::child(Connection::new(stream), qemu.id()).map(Some)
+            }
+            Self::Ram(ram) => {
+                let shared = ram.of_started(qemu, served)?;
+                let vmm = shared.map(|shared| ServedVmm::child_with_ram(shared, qemu.id()));
+                vmm.transpose()
+            }
+        }
+    }
+}
+
 /// QEMU with what carries the bridge; a line says what that is, and what the guest will see.
 fn with_bridge(
     command: &QemuCommand<'_>,
     tree: &Tree,
-    of_qemu: &UnixStream,
+    carrier: &Carrier,
     (served, alike): (&Served, Option<&CpuList>),
 ) -> anyhow::Result<Command> {
-    let added = [&*tree.arguments()?, &device(of_qemu, served.vcpus.len())?].concat();
+    let added = [tree.arguments()?, carrier.arguments(served.vcpus.len())?].concat();
     let names = added.iter().map(String::as_str);
     let names: Vec<_> = names.filter(|word| word.starts_with('-')).collect();
     let (topology_source, summary, names) =
@@ -142,6 +196,9 @@ struct Supervisor<'a> {
     machine: Option<ServedVm>,
     /// Whether it was.
     was_served: bool,
+    /// Whether QEMU has no device, by which it would end when it is refused.
+    in_ram: bool,
+    is_told_to_end: bool,
     refusals: Refusals,
 }
 
@@ -158,6 +215,10 @@ impl Supervisor<'_> {
             if let Some(status) = status {
                 break status;
             }
+            if self.in_ram && self.is_refused() && !self.is_told_to_end {
+                forward(Signal::SIGTERM, qemu);
+                self.is_told_to_end = true;
+            }
             if let Some(why) = self.machine_ends(qemu)? {
                 self.go_on(why);
             }
@@ -166,10 +227,16 @@ impl Supervisor<'_> {
         self.machine.map(|machine| end(machine, signals));
         // While it was ending, serving what it had left may have failed.
         forget_process(qemu.id());
-        // Behind QEMU's own.
+        // Behind QEMU's own, which has some by its device alone.
         let words = self.refusals.last_words();
-        words.iter().for_each(|words| warn(words));
+        let to_say = words.iter().filter(|_| !self.in_ram);
+        to_say.for_each(|words| warn(words));
         Ok((status, words.is_some() && !self.was_served))
+    }
+
+    /// Whether it is not served, and never was.
+    fn is_refused(&self) -> bool {
+        self.machine.is_none() && !self.was_served && self.waiting.next_look().is_none()
     }
 
     fn start(&mut self, vmm: ServedVmm, threads: &[Option<Tid>]) {

@@ -18,11 +18,13 @@ use vcpufreq_dt::Seeds;
 use super::{
     command::{Described, QemuCommand},
     inherited::inherited,
+    ram::RamPlace,
 };
 use crate::{
     config::topology,
     lifecycle::state::{self, StateDir},
     message::warn,
+    options::serve::QemuPath,
     patience::patience,
     serve::Served,
     sys,
@@ -38,6 +40,8 @@ const LAST_WORDS: u64 = 4096;
 pub struct Tree {
     file: Option<File>,
     summary: &'static str,
+    /// Where the registers are, if that is in RAM.
+    in_ram: Option<RamPlace>,
 }
 
 impl Tree {
@@ -45,32 +49,44 @@ impl Tree {
     ///
     /// # Errors
     /// When QEMU makes none, or one of other vCPUs.
-    pub fn make(command: &QemuCommand<'_>, served: &Served) -> anyhow::Result<Self> {
+    pub fn make(
+        command: &QemuCommand<'_>,
+        served: &Served,
+        path: QemuPath,
+    ) -> anyhow::Result<Self> {
+        let none = |summary| {
+            Ok(Self {
+                file: None,
+                summary,
+                in_ram: None,
+            })
+        };
         match command.described() {
             Described::ByTree => {}
             Described::ByFile(_) => {
-                return Ok(Self {
-                    file: None,
-                    summary: "the guest has the device tree of -dtb: put capacities into it by \
-                           vcpufreq dt --merge",
-                });
+                return none(
+                    "the guest has the device tree of -dtb: put capacities into it by vcpufreq dt \
+                     --merge",
+                );
             }
             Described::Otherwise if command.is_x86() => {
-                return Ok(Self {
-                    file: None,
-                    summary: "the guest takes its CPUs for equal: x86-64 has no capacities",
-                });
+                return none("the guest takes its CPUs for equal: x86-64 has no capacities");
             }
             Described::Otherwise => {
-                return Ok(Self {
-                    file: None,
-                    summary: "the guest has no device tree: its driver sets capacities in sysfs, but \
-                           its scheduler balances as if CPUs were equal",
-                });
+                return none(
+                    "the guest has no device tree: its driver sets capacities in sysfs, but its \
+                     scheduler balances as if CPUs were equal",
+                );
             }
         }
         let base = dumped(command)?;
-        // Without registers in the tree: they are the PCI device's.
+        let in_ram = match path {
+            QemuPath::Shm => None,
+            QemuPath::Ram => {
+                let ranges = vcpufreq_dt::memory(&base).context("can't read QEMU's device tree")?;
+                Some(RamPlace::last_of(&ranges)?)
+            }
+        };
         let kernel = command
             .kernel()
             .and_then(|path| KernelImage::open(&path).ok());
@@ -78,10 +94,16 @@ impl Tree {
         // A guest that QEMU emulates doesn't wake from it.
         let is_rt = served.rt().is_real_time() || kernel.is_some_and(preempt_rt);
         let standby = command.has_kvm() && is_rt;
-        let region = topology::registers(&served.vcpus, 0);
-        let machine = topology::machine(&served.vcpus, Some(region), standby)
-            .context("can't describe the guest's CPUs; correct --table or --capacity")?
-            .without_cpufreq();
+        let region = match in_ram {
+            Some(place) => topology::in_guest_ram(&served.vcpus, place.base),
+            None => topology::registers(&served.vcpus, 0),
+        };
+        let mut machine = topology::machine(&served.vcpus, Some(region), standby)
+            .context("can't describe the guest's CPUs; correct --table or --capacity")?;
+        if in_ram.is_none() {
+            // Without registers in the tree: they are the PCI device's.
+            machine = machine.without_cpufreq();
+        }
         let merged = vcpufreq_dt::merge(&base, &machine, Seeds::Keep)
             .context("can't describe the CPUs in QEMU's device tree; give it as many as --cpus")?;
         merged.notes.iter().for_each(|note| warn(&note.to_string()));
@@ -91,8 +113,20 @@ impl Tree {
             .context("can't write the device tree")?;
         Ok(Self {
             file: Some(file),
-            summary: "the guest has capacities, OPPs and energy in its device tree",
+            summary: match in_ram {
+                Some(_) => {
+                    "the guest has registers in its RAM, for virtual-cpufreq or vcpufreq_guest, and \
+                     capacities, OPPs and energy in its device tree"
+                }
+                None => "the guest has capacities, OPPs and energy in its device tree",
+            },
+            in_ram,
         })
+    }
+
+    /// Where the registers are, if that is in RAM.
+    pub fn in_ram(&self) -> Option<RamPlace> {
+        self.in_ram
     }
 
     /// What the guest will see.

@@ -270,8 +270,8 @@ fn types_of(class: ThreadClass) -> &'static [u64] {
     match class {
         ThreadClass::Vcpu => &[KVM, MODULE],
         ThreadClass::Events => &[],
-        ThreadClass::Stats | ThreadClass::Tune | ThreadClass::Requests => &[MODULE],
-        ThreadClass::Maintenance => &[MODULE, PERF],
+        ThreadClass::Stats | ThreadClass::Tune => &[MODULE],
+        ThreadClass::Requests | ThreadClass::Maintenance => &[MODULE, PERF],
         ThreadClass::Main => &[KVM, MODULE, PERF],
     }
 }

@@ -198,7 +198,10 @@ impl BridgePlan<'_> {
     ) -> anyhow::Result<BridgeDevice> {
         let served = self.served;
         let (options, headroom) = (&served.options.bridge, host_headroom(&served.host));
-        let config = resolve::bridge_device_config(&served.vcpus, options, headroom)?;
+        let mut config = resolve::bridge_device_config(&served.vcpus, options, headroom)?;
+        if self.shared.memory.offset_in_ram().is_some() {
+            config = config.without_steps();
+        }
         let source = SysfsSource::new(&served.host, served.count()?)?.for_process(self.vmm);
         Ok(Device::new(config, actuator, Arc::new(source), stats)?)
     }

@@ -46,10 +46,14 @@ struct HeldFiles {
 }
 
 impl HandOver {
-    /// Not looked at.
-    pub fn new() -> Self {
+    /// Of `shared`, not looked at. In a guest's RAM nothing is handed over.
+    pub fn new(shared: &SharedWithVmm) -> Self {
+        let in_ram = shared.memory.offset_in_ram().is_some();
         Self {
-            state: HandOverState::Sent(0),
+            state: match in_ram {
+                true => HandOverState::Checked,
+                false => HandOverState::Sent(0),
+            },
             silent: Vec::new(),
         }
     }

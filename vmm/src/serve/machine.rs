@@ -105,8 +105,8 @@ impl ServedVm {
         match starting.all(threads) {
             Ok(parts) => Ok(Self {
                 vmm,
+                hand_over: HandOver::new(&shared),
                 shared,
-                hand_over: HandOver::new(),
                 next_look: Instant::now() + LOOK_EVERY,
                 process: parts.process,
                 is_paused: false,

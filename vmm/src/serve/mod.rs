@@ -12,6 +12,7 @@
 
 mod bridge;
 mod groups;
+mod guest_ram;
 mod hand_over;
 mod locked;
 mod machine;
@@ -35,6 +36,7 @@ use nix::unistd::User;
 use vcpufreq_device::host::HostRoot;
 
 use crate::{message::warn, options::serve::ServeArgs};
+pub use guest_ram::shared_ram;
 pub use machine::{LeftVmm, ServedVm, VmChange};
 pub use pending_vmms::PendingVmms;
 pub use qmp::Qmp;

@@ -217,7 +217,7 @@ impl PendingVmms {
             bail!("process {pid} is one too many: {MOST} wait at the socket; give each VM its own");
         }
         let qmp = self.qmp.clone().map(Asked::new);
-        let is_kept = vmm.inherited.is_some();
+        let is_kept = vmm.was_served();
         if qmp.is_some() && !is_kept {
             vmm.inherited = Some(give_memory(served, &vmm, &[])?);
         }

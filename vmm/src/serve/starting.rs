@@ -6,7 +6,7 @@ use std::{cell::Cell, os::fd::AsRawFd, time::Duration};
 
 use anyhow::{Context, bail};
 use vcpufreq_device::{
-    Headroom, VcpuId,
+    VcpuId,
     host::{
         ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, SavedThread, Tid,
         affinity_of,
@@ -25,7 +25,6 @@ use super::{
     vm_process::VmProcess,
 };
 use crate::{
-    config::resolve,
     lifecycle::{
         host_changes::{HostChanges, put_back_of_dead},
         record::{VmmRecord, owner_of},
@@ -59,7 +58,7 @@ pub fn give_memory(
         let applied = served.applied()?;
         starting.look(threads, applied.as_ref().and_then(InForce::record))?;
     }
-    let given = starting.describe().and_then(|()| starting.hand_over());
+    let given = shared.describe(served).and_then(|()| starting.hand_over());
     given.inspect_err(|_| takeover::forget(vmm))?;
     Ok(shared)
 }
@@ -105,7 +104,7 @@ impl Starting<'_> {
             // From now on the VM is this server's.
             takeover::keep(self.vmm, self.shared)?;
         }
-        self.describe()?;
+        self.shared.describe(self.served)?;
         let mut threads = threads.to_vec();
         loop {
             let made = self.with(&threads, taken_over);
@@ -208,21 +207,6 @@ impl Starting<'_> {
         })
     }
 
-    /// Writes the guest's description of its vCPUs.
-    fn describe(&self) -> anyhow::Result<()> {
-        let served = self.served;
-        let config =
-            resolve::device_config(&served.vcpus, served.options.bridge.clamp, Headroom::None)?;
-        let specs = config.vcpus.iter().zip(config.guest_capacities());
-        for (vcpu, (spec, capacity)) in (0..).map(VcpuId).zip(specs) {
-            let opps = &served.vcpus[vcpu.index()].opps;
-            let microwatts: Vec<_> = opps.iter().map(|opp| opp.uw.unwrap_or(0)).collect();
-            let memory = &self.shared.memory;
-            memory.describe(vcpu, &spec.table, capacity, &microwatts);
-        }
-        Ok(())
-    }
-
     fn record(&self, found: &FoundVm) -> anyhow::Result<VmmRecord> {
         let (served, chosen) = (self.served, &found.chosen);
         let groups = match &chosen.kind {
@@ -275,8 +259,11 @@ impl Starting<'_> {
             rt,
             clamps_threads,
         };
-        let bells = self.shared.bells.iter().map(AsRawFd::as_raw_fd);
-        let keep: Vec<_> = bells.chain([self.shared.memory.fd()]).collect();
+        let (memory, bells) = (&self.shared.memory, &self.shared.bells);
+        // A mapping of a guest's RAM is all that its process needs of that.
+        let memory = memory.offset_in_ram().is_none().then(|| memory.fd());
+        let keep = bells.iter().map(AsRawFd::as_raw_fd).chain(memory);
+        let keep: Vec<_> = keep.collect();
         VmProcess::start(&keep, |server| plan.run(actuator, server))
     }
 

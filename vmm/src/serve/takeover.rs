@@ -29,7 +29,7 @@ use super::{
 use crate::{
     lifecycle::{
         record::{OwnerStatus, owner_of},
-        served_vms::{KeptVm, RunningVms},
+        served_vms::{KeptVm, PagesInRam, RunningVms},
         state::StateDir,
     },
     message::{chain, warn},
@@ -60,6 +60,10 @@ pub fn keep(vmm: &ServedVmm, shared: &SharedWithVmm) -> anyhow::Result<()> {
         socket: vmm.socket.clone(),
         memory: memory_of(shared)?,
         bells: bells.context("this kernel doesn't number eventfds; it is older than 5.2")?,
+        in_ram: shared.memory.offset_in_ram().map(|offset| PagesInRam {
+            offset,
+            vcpus: shared.memory.vcpus(),
+        }),
     })
 }
 
@@ -167,7 +171,7 @@ fn take_over(
     if let Some(server) = server.find(|server| server.status(&host) == OwnerStatus::InUse) {
         bail!("process {} serves it", server.pid);
     }
-    let count = vm.bells.len();
+    let count = vm.in_ram.map_or(vm.bells.len(), |pages| pages.vcpus.into());
     if count != vcpus {
         bail!("it has {count} vCPUs; start the server with --cpus {count}");
     }
@@ -201,6 +205,7 @@ fn is_connection_of(file: &OwnedFd, pid: u32) -> bool {
 struct VmmFiles {
     memory: File,
     bells: Vec<Option<OwnedFd>>,
+    in_ram: Option<PagesInRam>,
 }
 
 impl VmmFiles {
@@ -213,7 +218,8 @@ impl VmmFiles {
             let Some(id) = eventfd_id(&fdinfo("self", file.as_raw_fd())) else {
                 // A look at another file may wait for its file system.
                 let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-                if !name.is_ok_and(|name| name.as_os_str() == MEMORY) {
+                let is_ram = vm.in_ram.is_some();
+                if !is_ram && !name.is_ok_and(|name| name.as_os_str() == MEMORY) {
                     continue;
                 }
                 let file = File::from(copy()?);
@@ -227,7 +233,12 @@ impl VmmFiles {
                 bells[vcpu] = Some(copy()?);
             }
         }
-        Ok(memory.map(|memory| Self { memory, bells }))
+        let in_ram = vm.in_ram;
+        Ok(memory.map(|memory| Self {
+            memory,
+            bells,
+            in_ram,
+        }))
     }
 
     /// Copies of what the VMM itself has open.
@@ -256,6 +267,11 @@ impl VmmFiles {
     }
 
     fn share(self) -> anyhow::Result<SharedWithVmm> {
+        if let Some(PagesInRam { offset, vcpus }) = self.in_ram {
+            let memory = SharedMemory::in_guest_ram(self.memory, offset, vcpus);
+            let memory = memory.context("its RAM can't be mapped")?;
+            return Ok(SharedWithVmm::in_guest_ram(memory));
+        }
         let vcpus = u16::try_from(self.bells.len()).context("too many vCPUs")?;
         let memory = SharedMemory::adopt(self.memory, vcpus);
         let memory = memory.context("its memory isn't this server's")?;
@@ -281,6 +297,7 @@ fn is_wanted(vm: &KeptVm, path: &Path, number: RawFd) -> bool {
         Some("anon_inode:[eventfd]") => {
             eventfd_id(&info()).is_some_and(|id| vm.bells.contains(&id))
         }
+        Some(_) if vm.in_ram.is_some() => has_inode(&info(), vm.memory.1),
         Some(name) => is_memory(name, info, vm.memory.1),
         None => false,
     }
@@ -289,7 +306,12 @@ fn is_wanted(vm: &KeptVm, path: &Path, number: RawFd) -> bool {
 /// Whether a process' file of this name looks like the memory of this number: others may have one of
 /// the same name. Linux before 5.14 doesn't number it there.
 pub fn is_memory(name: &str, info: impl FnOnce() -> String, inode: u64) -> bool {
-    name == MEMORY && number_in(&info(), "ino:").is_none_or(|found| found == inode)
+    name == MEMORY && has_inode(&info(), inode)
+}
+
+/// Whether a process' file may have this number, by its `fdinfo`; Linux before 5.14 has none there.
+pub fn has_inode(info: &str, inode: u64) -> bool {
+    number_in(info, "ino:").is_none_or(|found| found == inode)
 }
 
 /// What proc_pid_fdinfo(5) has of a process' file; nothing if that is closed.
@@ -324,6 +346,7 @@ mod tests {
         let bells = shared.bells.iter();
         let bells = bells.map(|bell| eventfd_id(&fdinfo("self", bell.as_raw_fd())).unwrap());
         let vm = KeptVm {
+            in_ram: None,
             vmm: owner_of(&host, pid).unwrap(),
             server: None,
             socket: None,

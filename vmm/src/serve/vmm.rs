@@ -16,13 +16,14 @@ use std::{
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use vcpufreq_device::{
+    Headroom, VcpuId,
     host::{HostRoot, stat_field},
     kvm::shm::{SharedMemory, hand_over, refuse},
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::qmp::Qmp;
-use crate::sys;
+use super::{Served, qmp::Qmp};
+use crate::{config::resolve, sys};
 
 /// A VMM that has connected, or was taken over.
 pub struct ServedVmm {
@@ -55,6 +56,30 @@ impl SharedWithVmm {
         let bells: Result<Vec<_>, _> = bells.collect();
         let bells = bells.context("can't make an eventfd for each vCPU")?.into();
         Ok(Self { memory, bells })
+    }
+
+    /// Pages in the guest's RAM, which has no doorbells.
+    pub fn in_guest_ram(memory: SharedMemory) -> Self {
+        Self {
+            memory: Arc::new(memory),
+            bells: [].into(),
+        }
+    }
+
+    /// Writes the guest's description of its vCPUs.
+    ///
+    /// # Errors
+    /// What of their options no device can have.
+    pub fn describe(&self, served: &Served) -> anyhow::Result<()> {
+        let mode = served.options.bridge.clamp;
+        let config = resolve::device_config(&served.vcpus, mode, Headroom::None)?;
+        let specs = config.vcpus.iter().zip(config.guest_capacities());
+        for (vcpu, (spec, capacity)) in (0..).map(VcpuId).zip(specs) {
+            let opps = &served.vcpus[vcpu.index()].opps;
+            let microwatts: Vec<_> = opps.iter().map(|opp| opp.uw.unwrap_or(0)).collect();
+            self.memory.describe(vcpu, spec, capacity, &microwatts);
+        }
+        Ok(())
     }
 }
 
@@ -140,6 +165,27 @@ impl ServedVmm {
             inherited: None,
             control: None,
         })
+    }
+
+    /// A child of this process whose guest has `shared` in its RAM.
+    ///
+    /// # Errors
+    /// As [`Self::child`].
+    pub fn child_with_ram(shared: SharedWithVmm, pid: u32) -> anyhow::Result<Self> {
+        Ok(Self {
+            process: sys::pidfd_open(pid).context("it can't be watched")?,
+            pid,
+            stream: None,
+            socket: None,
+            inherited: Some(shared),
+            control: None,
+        })
+    }
+
+    /// Whether a server before this one has served it.
+    pub fn was_served(&self) -> bool {
+        // A child has its server's memory, and no socket.
+        self.inherited.is_some() && self.socket.is_some()
     }
 
     /// One that a server before the one at `socket` has served.

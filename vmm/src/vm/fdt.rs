@@ -137,7 +137,7 @@ mod tests {
 
     use std::collections::BTreeMap;
 
-    use vcpufreq_dt::{CpuFacts, CpufreqRegion, MachineFacts};
+    use vcpufreq_dt::{CpuFacts, CpufreqRegion, MachineFacts, RegionKind};
 
     use super::super::image::FDT_MAX;
     use super::super::layout::{CPUFREQ_BASE, mpidr_affinity};
@@ -166,7 +166,7 @@ mod tests {
             cpufreq: Some(CpufreqRegion {
                 base: CPUFREQ_BASE,
                 size: u64::from(vcpus).next_multiple_of(16) * 0x1000,
-                shared: false,
+                kind: RegionKind::Registers,
             }),
         };
         Machine::try_from(facts).unwrap()

@@ -307,6 +307,7 @@ fn a_dead_worker_loses_no_request() {
         vcpus: [AtomicBool::new(true)].into(),
         avoid: Vec::new(),
         confinement: Arc::new(Unconfined),
+        run_watch: None,
     })
     .unwrap();
     let offload = path.offload.as_mut().unwrap();

@@ -62,18 +62,30 @@ pub fn sweep(
     policy: &Policy,
     right: impl Fn(&SweepRow) -> bool,
 ) -> Result<Vec<SweepRow>> {
+    let down = policy.opps.iter().rev().skip(1);
+    let requests = policy.opps.iter().chain(down);
+    let requests: Vec<_> = requests.map(|&opp| (opp, opp)).collect();
+    sweep_of(vm, (vcpu, policy), &requests, right)
+}
+
+/// Asks for each of these requests in turn, and looks whether the host runs at the OPP beside it.
+pub fn sweep_of(
+    vm: &mut Vm,
+    (vcpu, policy): (usize, &Policy),
+    requests: &[(u32, u32)],
+    right: impl Fn(&SweepRow) -> bool,
+) -> Result<Vec<SweepRow>> {
     stay_off(policy, vm)?;
     set_governor(vm, vcpu, "userspace")?;
     let floor = floor_khz(policy)?;
-    let down = policy.opps.iter().rev().skip(1);
     let mut rows = Vec::new();
-    for &asked in policy.opps.iter().chain(down) {
-        let wanted = policy.at_least(asked.max(floor));
+    for &(asked, opp) in requests {
+        let wanted = policy.at_least(opp.max(floor));
         let (mut row, mut disturbed) = one_opp(vm, vcpu, policy, (asked, wanted))?;
         while !right(&row) && disturbed && row.looks < LOOKS {
             // Anew, from another OPP: beside another task in the same bucket
             // a clamp takes effect only once the vCPU has slept.
-            let other = if asked == policy.min() {
+            let other = if opp == policy.min() {
                 policy.max()
             } else {
                 policy.min()

@@ -69,6 +69,8 @@ impl IoeventfdPath {
             vcpus: guest.threads.clone(),
             avoid: guest.pcpus_of_vcpus.clone(),
             confinement: guest.confinement.clone(),
+            // A doorbell wakes it.
+            run_watch: None,
         })?;
         let pcpus = guest.watched_pcpus(host);
         let perf_watch = PerfWatch::watch(

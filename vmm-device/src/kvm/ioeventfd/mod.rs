@@ -19,6 +19,7 @@ mod perf;
 mod perf_watch;
 mod refresh_timer;
 mod region;
+mod run_watch;
 mod worker;
 
 pub use domain_writes::{DomainWrites, EntryBell, SignalledWrite};
@@ -28,4 +29,5 @@ pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};
 pub use pending_writes::PendingWrites;
 pub use perf_watch::{PerfWatch, Unconfined, frequency_event, freshness};
 pub use region::IoeventfdRegion;
+pub use run_watch::RunWatch;
 pub use worker::{RequestQueue, Worker, WorkerParts};

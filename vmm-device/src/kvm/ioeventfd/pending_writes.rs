@@ -77,10 +77,12 @@ impl<A: Actuator, S: Source, E: Events> RequestQueue<Device<A, S, E>> for Pendin
         }
     }
 
-    fn finish(&self, device: &Device<A, S, E>) {
+    fn finish(&self, device: &Device<A, S, E>) -> bool {
         if self.unfinished.swap(false, SeqCst) {
             self.drain(device);
         }
+        // Each came by its file.
+        false
     }
 
     fn is_unfinished(&self) -> bool {

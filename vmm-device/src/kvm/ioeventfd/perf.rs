@@ -17,14 +17,20 @@ use crate::host::{HostRoot, Tid};
 
 const TYPE_SOFTWARE: u32 = 1;
 const TYPE_TRACEPOINT: u32 = 2;
+const SW_TASK_CLOCK: u64 = 1;
 const SW_CPU_MIGRATIONS: u64 = 4;
 const SAMPLE_TIME: u64 = 1 << 2;
 const SAMPLE_RAW: u64 = 1 << 10;
+const FLAG_DISABLED: u64 = 1;
 const FLAG_USE_CLOCKID: u64 = 1 << 25;
 const FLAG_WRITE_BACKWARD: u64 = 1 << 27;
 const OPEN_CLOEXEC: c_ulong = 8;
 /// `PERF_EVENT_IOC_SET_FILTER`
 const SET_FILTER: c_ulong = 0x4008_2406;
+/// `PERF_EVENT_IOC_REFRESH`
+const REFRESH: c_ulong = 0x2402;
+/// How long a thread runs until [`PerfEvent::run_time`] wakes its poller, ns.
+const RUN_NS: u64 = 1_000_000;
 /// Bytes of a ring that are read: the newest records, at most half of the ring.
 const LAST: usize = 2048;
 /// Records begin at multiples of this.
@@ -140,6 +146,31 @@ impl PerfEvent {
         Self::of_file(Self::open(attr, Whose::Thread(thread))?)
     }
 
+    /// Wakes its poller when `thread` has run for 1 ms since [`Self::fire_once`].
+    ///
+    /// # Errors
+    /// As [`Self::migrations`].
+    pub(super) fn run_time(thread: Tid) -> io::Result<Self> {
+        let attr = Attr {
+            kind: TYPE_SOFTWARE,
+            config: SW_TASK_CLOCK,
+            sample_period: RUN_NS,
+            flags: FLAG_DISABLED,
+            wakeup_events: 1,
+            ..Attr::default()
+        };
+        Self::of_file(Self::open(attr, Whose::Thread(thread))?)
+    }
+
+    /// Lets an event that is off, or has fired, fire once more.
+    ///
+    /// # Errors
+    /// As ioctl(2).
+    pub(super) fn fire_once(&self) -> io::Result<()> {
+        // SAFETY: takes an open file and two numbers.
+        check(unsafe { libc::ioctl(self.fd(), REFRESH, 1) })
+    }
+
     /// Wakes its poller at tracepoint `id`.
     ///
     /// # Errors
@@ -207,8 +238,8 @@ impl PerfEvent {
     fn open(attr: Attr, whose: Whose) -> io::Result<OwnedFd> {
         let attr = Attr {
             size: ATTR_SIZE,
-            sample_period: 1,
-            flags: FLAG_USE_CLOCKID | FLAG_WRITE_BACKWARD,
+            sample_period: attr.sample_period.max(1),
+            flags: attr.flags | FLAG_USE_CLOCKID | FLAG_WRITE_BACKWARD,
             clockid: libc::CLOCK_MONOTONIC,
             ..attr
         };

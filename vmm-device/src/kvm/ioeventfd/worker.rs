@@ -18,6 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::perf_watch::CHANGED;
 use super::refresh_timer::RefreshTimer;
+use super::run_watch::{self, Rest, RunWatch};
 use crate::kvm::budget::Budget;
 use crate::kvm::confinement::{BridgeThread, Confinement};
 use crate::kvm::error::{Context, PathError};
@@ -38,8 +39,8 @@ pub trait RequestQueue<D>: Send + Sync {
     /// Carries out what waits behind file `index`.
     fn drain_one(&self, index: usize, device: &D);
 
-    /// Goes on where requests were left.
-    fn finish(&self, device: &D);
+    /// Goes on where requests were left. Whether it found one that no file had announced.
+    fn finish(&self, device: &D) -> bool;
 
     /// Whether requests were left.
     fn is_unfinished(&self) -> bool;
@@ -57,6 +58,8 @@ pub struct WorkerParts<A, S, E> {
     pub avoid: Vec<u32>,
     /// How the thread is confined.
     pub confinement: Arc<dyn Confinement>,
+    /// What wakes it when a vCPU runs: then it sleeps while none does.
+    pub run_watch: Option<Arc<RunWatch>>,
 }
 
 /// The running worker; stopped when dropped.
@@ -137,6 +140,7 @@ struct Turns<A, S, E> {
     stopped: AtomicBool,
     /// A fact that cur_perf depends on has changed since the last look.
     changed: AtomicBool,
+    rest: Rest,
 }
 
 const STOP: u64 = u64::MAX;
@@ -163,6 +167,7 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
             timer: RefreshTimer::new(now),
             stopped: AtomicBool::new(false),
             changed: AtomicBool::new(false),
+            rest: Rest::default(),
         })
     }
 
@@ -174,13 +179,14 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
         let mut cpu_before = host::thread_cpu_time();
         while !self.stopped.load(Relaxed) {
             let count = self.wait(&mut events)?;
-            for event in &events[..count] {
-                self.answer(event.data());
-            }
-            self.plan.requests.finish(&self.plan.device);
+            let events = &events[..count];
+            let answered = events.iter().filter(|event| self.answer(event.data()));
+            let answered = answered.count();
+            let found = self.plan.requests.finish(&self.plan.device);
             let used = host::thread_cpu_time().saturating_sub(cpu_before);
             self.look_when_due();
             std::thread::sleep(self.budget.after(used, Instant::now()));
+            self.rest_after(found || answered > 0);
             cpu_before = host::thread_cpu_time();
         }
         Ok(())
@@ -194,22 +200,46 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
         if self.plan.requests.is_unfinished() {
             wait = wait.min(FINISH);
         }
+        if self.plan.run_watch.is_some() {
+            wait = wait.min(run_watch::TURN);
+        }
         // Up to the next millisecond, or the last one would be spent spinning.
-        let wait = i32::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+        let wait = match self.rest.is_asleep() {
+            true => -1,
+            false => i32::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(i32::MAX),
+        };
         match self.epoll.wait(wait, events) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(0),
             waited => waited,
         }
     }
 
-    fn answer(&self, what: u64) {
+    /// Whether it may have been a request.
+    fn answer(&self, what: u64) -> bool {
+        let run_watch = self.plan.run_watch.as_ref();
         match what {
-            STOP => return self.stopped.store(true, Relaxed),
-            CHANGED => return self.changed.store(true, Relaxed),
-            _ => {}
+            STOP => self.stopped.store(true, Relaxed),
+            CHANGED => self.changed.store(true, Relaxed),
+            ran if run_watch.is_some_and(|watch| watch.hears(ran)) => self.rest.vcpu_runs(),
+            _ => {
+                if let Ok(index) = usize::try_from(what) {
+                    self.plan.requests.drain_one(index, &self.plan.device);
+                }
+                return true;
+            }
         }
-        if let Ok(index) = usize::try_from(what) {
-            self.plan.requests.drain_one(index, &self.plan.device);
+        false
+    }
+
+    /// Sleeps from now on, if there was no request for a while, and a vCPU that runs ends that.
+    fn rest_after(&mut self, had_request: bool) {
+        let Some(watch) = &self.plan.run_watch else {
+            return;
+        };
+        // A request of before the events were armed is found by the last look.
+        if self.rest.after_turn(had_request, Instant::now()) && watch.arm() {
+            let found = self.plan.requests.finish(&self.plan.device);
+            self.rest.sleep_unless(found, Instant::now());
         }
     }
 

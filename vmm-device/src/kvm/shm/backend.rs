@@ -8,6 +8,7 @@ use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use vmm_sys_util::epoll::Epoll;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::layout::{DOORBELL, ring};
@@ -19,13 +20,15 @@ use crate::kvm::bridge::{
 };
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::BackendError;
-use crate::kvm::ioeventfd::{PerfWatch, Worker, WorkerParts, freshness};
+use crate::kvm::ioeventfd::{PerfWatch, RunWatch, Worker, WorkerParts, freshness};
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::{Doorbell, KvmOffload, OffloadState, SlotMemory};
 use crate::{Clamp, PageMemory, VcpuId};
 
-/// The name of this path.
+/// The name of the path with a memory of its own.
 pub const SHM: &str = "shm";
+/// The name of the path in the guest's RAM.
+const RAM: &str = "ram";
 
 /// Serves a guest by shared memory, in another process or this one.
 pub struct ShmBackend {
@@ -39,7 +42,7 @@ pub struct ShmBackend {
 }
 
 impl ShmBackend {
-    /// By `memory` and a doorbell for each vCPU.
+    /// By `memory` and a doorbell for each vCPU; by memory in the guest's RAM without.
     ///
     /// # Errors
     /// `EMFILE` or `ENFILE`: no more open files.
@@ -112,7 +115,10 @@ impl ShmBackend {
 
 impl Backend for ShmBackend {
     fn name(&self) -> &'static str {
-        SHM
+        match self.memory.offset_in_ram() {
+            Some(_) => RAM,
+            None => SHM,
+        }
     }
 
     fn start(
@@ -124,12 +130,15 @@ impl Backend for ShmBackend {
         let all = self.all.clone();
         let requests = ShmRequests::new(self.memory.clone(), self.bells.clone(), all);
         let requests = Arc::new(requests.looking_every(self.look_every));
+        let in_ram = self.memory.offset_in_ram().is_some();
+        let run_watch = in_ram.then(|| Arc::new(RunWatch::new(self.memory.vcpus())));
         let worker = Worker::start(WorkerParts {
             requests: requests.clone(),
             device: device.clone(),
             vcpus: guest.threads.clone(),
             avoid: guest.pcpus_of_vcpus.clone(),
             confinement: guest.confinement.clone(),
+            run_watch: run_watch.clone(),
         })?;
         // A backend is started once.
         let _ = self.lost.set(worker.lost());
@@ -143,13 +152,15 @@ impl Backend for ShmBackend {
             pcpus,
             (vcpus, guest.kick, &guest.confinement),
         );
-        diagnostics.explain(&freshness(SHM, perf_watch.as_ref()));
+        diagnostics.explain(&freshness(self.name(), perf_watch.as_ref()));
         let path = ShmPath {
+            name: self.name(),
             memory: self.memory.clone(),
             requests,
             device: device.clone(),
             state: self.own_guest.then(|| guest.state.clone()),
             perf_watch: perf_watch.ok(),
+            run_watch: run_watch.map(|watch| (watch, worker.epoll().clone())),
             worker: Mutex::new(Some(worker)),
             diagnostics: diagnostics.clone(),
         };
@@ -159,12 +170,15 @@ impl Backend for ShmBackend {
 
 /// The path, running.
 struct ShmPath {
+    name: &'static str,
     memory: Arc<SharedMemory>,
     requests: Arc<ShmRequests>,
     device: Arc<BridgeDevice>,
     /// What KVM has of it, if the guest is this process'.
     state: Option<Arc<OffloadState>>,
     perf_watch: Option<PerfWatch>,
+    /// Where no doorbell rings, and what wakes the worker.
+    run_watch: Option<(Arc<RunWatch>, Arc<Epoll>)>,
     worker: Mutex<Option<Worker>>,
     diagnostics: Arc<dyn Diagnostics>,
 }
@@ -186,8 +200,18 @@ impl RunningBackend for ShmPath {
         let watched = self.perf_watch.as_ref();
         let watched = watched.map(|watch| watch.register_thread(vcpu, tid));
         if let Some(Err(why)) = watched {
-            let why = freshness(SHM, Err(&why));
+            let why = freshness(self.name, Err(&why));
             self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
+        }
+        if let Some((watch, epoll)) = &self.run_watch {
+            let watched = watch.register_thread(epoll, vcpu, tid);
+            watched.unwrap_or_else(|why| {
+                let name = self.name;
+                self.diagnostics.explain(&format!(
+                    "path {name}: the worker reads every ms, also while no vCPU runs: perf events \
+                     aren't permitted (CAP_PERFMON): {why}"
+                ));
+            });
         }
         Ok(())
     }
@@ -230,7 +254,7 @@ impl RunningBackend for ShmPath {
     fn fill_snapshot(&self, _: VcpuId, snapshot: &mut VcpuSnapshot) {
         let of_kvm = |state: &Arc<OffloadState>| state.reads() || state.writes();
         if self.state.as_ref().is_none_or(of_kvm) {
-            snapshot.path = AccessPath::Backend(SHM);
+            snapshot.path = AccessPath::Backend(self.name);
         }
     }
 }

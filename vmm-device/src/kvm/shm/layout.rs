@@ -3,8 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+use crate::VcpuId;
 use crate::regs::{REG_WIDTH, REGION_STRIDE, region_size};
-use crate::{REG_SET_PERF, VcpuId};
 
 pub const MAGIC: usize = 0x00;
 pub const VERSION: usize = 0x04;
@@ -34,7 +34,7 @@ pub const GONE: u32 = u32::MAX;
 pub const SERVER: u16 = 1;
 
 /// Bytes of header and pages.
-pub fn used(vcpus: u16) -> u64 {
+pub(super) fn used(vcpus: u16) -> u64 {
     PAGES as u64 + region_size(vcpus)
 }
 
@@ -45,25 +45,20 @@ pub fn size(vcpus: u16) -> u64 {
 }
 
 /// What the guest writes to the doorbell for a request in the page of `vcpu`.
-pub fn ring(vcpu: VcpuId) -> u32 {
+pub(super) fn ring(vcpu: VcpuId) -> u32 {
     (u32::from(SERVER) << 16) | u32::from(vcpu.0)
 }
 
 /// The vCPU that a write of `value` to the doorbell rings for.
-pub fn rung(value: u32) -> Option<VcpuId> {
+pub(super) fn rung(value: u32) -> Option<VcpuId> {
     let [vcpu, peer] = [value & 0xffff, value >> 16].map(|half| u16::try_from(half).ok());
     (peer? == SERVER).then_some(VcpuId(vcpu?))
 }
 
-/// The index of a word at `offset` in the page of `vcpu`, of all words.
-pub fn word(vcpu: VcpuId, offset: u64) -> usize {
+/// The index of a word at `offset` in the page of `vcpu`, of those from vCPU 0's page on.
+pub(super) fn word(vcpu: VcpuId, offset: u64) -> usize {
     let offset = u64::from(vcpu.0) * REGION_STRIDE + offset;
-    (PAGES + usize::try_from(offset).unwrap_or(usize::MAX - PAGES)) / REG_WIDTH
-}
-
-/// The index of the word in which `vcpu` requests.
-pub fn request_word(vcpu: VcpuId) -> usize {
-    word(vcpu, REG_SET_PERF)
+    usize::try_from(offset).unwrap_or(usize::MAX) / REG_WIDTH
 }
 
 #[cfg(test)]
@@ -131,7 +126,8 @@ mod tests {
         for vcpus in [1, 2, 15, 16, 17, 512] {
             let last = word(VcpuId(vcpus - 1), REGION_STRIDE - 4);
             assert!(size(vcpus).is_power_of_two(), "{vcpus}");
-            assert!((last as u64 + 1) * 4 <= used(vcpus), "{vcpus}");
+            let end = PAGES as u64 + (last as u64 + 1) * 4;
+            assert!(end <= used(vcpus), "{vcpus}");
             assert!(used(vcpus) <= size(vcpus), "{vcpus}");
         }
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The memory that a server shares with a guest, through its VMM.
+//! The memory that a server shares with a guest, through its VMM: its own, with a header, or pages in
+//! the guest's RAM, in the layout of the registers.
 //!
-//! It is a sealed memfd: neither a guest nor its VMM can shrink it under the server, which would
+//! Its own is a sealed memfd: neither a guest nor its VMM can shrink it under the server, which would
 //! end that by SIGBUS. The server keeps its own copy of each value and stores it again: a guest, a
 //! snapshot or a migration can overwrite the memory. The server loads nothing but set_perf from it.
 
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,18 +24,39 @@ use vm_memory::{FileOffset, MmapRegion};
 use super::layout;
 use crate::host::memory_file;
 use crate::kvm::offload::SlotMemory;
-use crate::regs::{REG_WIDTH, region_size};
-use crate::{DeviceConfig, PageMemory, PerfTable, REG_CUR_PERF, REG_PERF_CAP, Util, VcpuId};
+use crate::regs::{REG_WIDTH, REGION_ALIGN, ReadReg, region_size};
+use crate::{
+    DeviceConfig, PageMemory, REG_CUR_PERF, REG_PERF_CAP, REG_SET_PERF, Util, VcpuId, VcpuSpec,
+};
 
 /// Seals that keep the size of a file.
 const SIZE_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
-/// Header and pages.
+/// `size` bytes of new memory, which no process that has them can take away.
+///
+/// # Errors
+/// As [`memory_file`]; `EINVAL` when it is too large.
+pub fn sealed_memory(size: u64) -> io::Result<File> {
+    let file = memory_file(c"vcpufreq")?;
+    file.set_len(size)?;
+    let seals = SIZE_SEALS | libc::F_SEAL_SEAL;
+    // SAFETY: takes an open file and a number.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(file)
+}
+
+/// Header and pages, or pages alone.
 #[derive(Debug)]
 pub struct SharedMemory {
     region: MmapRegion,
     file: File,
     vcpus: u16,
+    /// Where vCPU 0's page is in the region, bytes.
+    first: usize,
+    /// The pages are the guest's RAM: where they are in its file, bytes.
+    in_ram: Option<u64>,
     /// What describes vCPUs: index and value of each word.
     described: Mutex<BTreeMap<usize, u32>>,
 }
@@ -44,17 +67,46 @@ impl SharedMemory {
     /// # Errors
     /// As [`memory_file`]; an error of kind `Other` when mmap(2) refuses the mapping.
     pub fn new(vcpus: u16) -> io::Result<Self> {
-        let size = layout::size(vcpus);
-        let file = memory_file(c"vcpufreq")?;
-        file.set_len(size)?;
-        let seals = SIZE_SEALS | libc::F_SEAL_SEAL;
-        // SAFETY: takes an open file and a number.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let file = sealed_memory(layout::size(vcpus))?;
         let memory = Self::map(file, vcpus)?;
         memory.write_header();
         Ok(memory)
+    }
+
+    /// The pages of so many vCPUs at byte `offset` of `file`, which is RAM of the guest. They stay as
+    /// they are.
+    ///
+    /// # Errors
+    /// `InvalidData` when the file ends before the pages do, or `offset` isn't a multiple of 64 KiB; an error of kind `Other` when mmap(2) refuses the mapping.
+    pub fn in_guest_ram(file: File, offset: u64, vcpus: u16) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        let end = offset.checked_add(region_size(vcpus));
+        if offset % REGION_ALIGN != 0 || end.is_none_or(|end| end > metadata.len()) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // Of hugetlbfs only whole huge pages can be mapped.
+        let page = metadata.blksize().max(REGION_ALIGN);
+        let start = offset - offset % page;
+        let first = usize::try_from(offset - start).map_err(io::Error::other)?;
+        let size = (offset - start + region_size(vcpus)).next_multiple_of(page);
+        let size = size.min(metadata.len() - start);
+        let size = usize::try_from(size).map_err(io::Error::other)?;
+        let part = FileOffset::new(file.try_clone()?, start);
+        let region = MmapRegion::from_file(part, size).map_err(io::Error::other)?;
+        Ok(Self {
+            region,
+            file,
+            vcpus,
+            first,
+            in_ram: Some(offset),
+            described: Mutex::default(),
+        })
+    }
+
+    /// Where the pages are in the file of the guest's RAM, if they are there.
+    #[must_use]
+    pub fn offset_in_ram(&self) -> Option<u64> {
+        self.in_ram
     }
 
     /// The memory of a server before this one; its header is written anew, its pages stay.
@@ -89,13 +141,17 @@ impl SharedMemory {
     /// Forgets what a guest wrote, for one that starts anew. The registers are the device's to show
     /// again.
     pub(super) fn start_anew(&self, config: &DeviceConfig) {
-        for word in self.words_of_all() {
+        let words = match self.in_ram {
+            Some(_) => self.words(),
+            None => self.words_of_all(),
+        };
+        for word in words {
             word.store(0, Relaxed);
         }
         let capacities = config.guest_capacities();
         let specs = config.vcpus.iter().zip(capacities);
         for (vcpu, (spec, capacity)) in (0..self.vcpus).map(VcpuId).zip(specs) {
-            self.describe(vcpu, &spec.table, capacity, &[]);
+            self.describe(vcpu, spec, capacity, &[]);
         }
         self.write_header();
     }
@@ -108,11 +164,17 @@ impl SharedMemory {
             region,
             file,
             vcpus,
+            first: layout::PAGES,
+            in_ram: None,
             described: Mutex::default(),
         })
     }
 
+    /// In a guest's RAM there is none.
     fn write_header(&self) {
+        if self.in_ram.is_some() {
+            return;
+        }
         let used = u32::try_from(layout::used(self.vcpus)).unwrap_or(u32::MAX);
         for (offset, value) in [
             (layout::VERSION, layout::VERSION_VALUE),
@@ -126,19 +188,28 @@ impl SharedMemory {
         }
     }
 
-    /// Writes a vCPU's table, capacity and power for the guest.
-    pub fn describe(&self, vcpu: VcpuId, table: &PerfTable, capacity: Util, microwatts: &[u32]) {
-        let capacity = (layout::word(vcpu, layout::CAPACITY), capacity.get().into());
-        let entries = table.entries();
-        let first = layout::word(vcpu, layout::PERFTBL);
-        let table = (first..).zip(entries.iter().map(|khz| khz.0));
-        let first = layout::word(vcpu, layout::POWER);
-        let power = (first..).zip(microwatts.iter().copied().take(entries.len()));
-        let words = [capacity].into_iter().chain(table).chain(power);
-        for (index, value) in words {
-            self.described().insert(index, value);
+    /// Writes a vCPU's table, capacity and power for the guest; in its RAM what a driver of the
+    /// registers reads of a vCPU with this maximum and no table, and the maximum as cur_perf.
+    pub fn describe(&self, vcpu: VcpuId, spec: &VcpuSpec, capacity: Util, microwatts: &[u32]) {
+        let mut described = self.described();
+        let mut describe = |offset, value| {
+            let index = self.word(vcpu, offset);
+            described.insert(index, value);
             self.store(index, value);
+        };
+        if self.in_ram.is_some() {
+            self.store(self.word(vcpu, REG_CUR_PERF), spec.table.max().0);
+            describe(ReadReg::PerftblLen.offset(), 1);
+            describe(ReadReg::PerftblRd.offset(), spec.table.max().0);
+            return describe(ReadReg::PerfDomain.offset(), spec.domain.0);
         }
+        let entries = spec.table.entries();
+        describe(layout::CAPACITY, capacity.get().into());
+        let table = (layout::PERFTBL..).step_by(REG_WIDTH).zip(entries);
+        table.for_each(|(offset, khz)| describe(offset, khz.0));
+        let power = (layout::POWER..).step_by(REG_WIDTH).zip(microwatts);
+        let power = power.take(entries.len());
+        power.for_each(|(offset, microwatts)| describe(offset, *microwatts));
     }
 
     /// Writes all of that again, and the header.
@@ -157,15 +228,30 @@ impl SharedMemory {
 
     /// The guest's request for `vcpu`, kHz: any value.
     pub fn requested(&self, vcpu: VcpuId) -> u32 {
-        let word = self.words_of_all().get(layout::request_word(vcpu));
+        let word = self.words_of_all().get(self.request_word(vcpu));
         word.map_or(0, |word| u32::from_le(word.load(Relaxed)))
     }
 
-    /// Marks cur_perf and perf_cap of all vCPUs: the server ends.
+    /// The index of a word at `offset` in the page of `vcpu`, of all words.
+    fn word(&self, vcpu: VcpuId, offset: u64) -> usize {
+        self.first / REG_WIDTH + layout::word(vcpu, offset)
+    }
+
+    fn request_word(&self, vcpu: VcpuId) -> usize {
+        self.word(vcpu, REG_SET_PERF)
+    }
+
+    /// Marks cur_perf and perf_cap of all vCPUs: the server ends. In a guest's RAM both become the
+    /// vCPU's maximum, since a driver of the registers knows no mark.
     pub fn say_gone(&self) {
         for vcpu in (0..self.vcpus).map(VcpuId) {
             for register in [REG_CUR_PERF, REG_PERF_CAP] {
-                self.store(layout::word(vcpu, register), layout::GONE);
+                let maximum = self.word(vcpu, ReadReg::PerftblRd.offset());
+                let gone = match self.in_ram {
+                    Some(_) => self.described().get(&maximum).copied().unwrap_or(0),
+                    None => layout::GONE,
+                };
+                self.store(self.word(vcpu, register), gone);
             }
         }
     }
@@ -201,7 +287,7 @@ impl SharedMemory {
     /// A guest's request, if its store has exited.
     pub(super) fn store_request(&self, vcpu: VcpuId, khz: u32) {
         if vcpu.0 < self.vcpus {
-            self.store(layout::request_word(vcpu), khz);
+            self.store(self.request_word(vcpu), khz);
         }
     }
 
@@ -223,7 +309,7 @@ impl SharedMemory {
 /// The pages alone: the device's register pages.
 impl PageMemory for SharedMemory {
     fn words(&self) -> &[AtomicU32] {
-        let first = layout::PAGES / REG_WIDTH;
+        let first = self.first / REG_WIDTH;
         let pages = usize::try_from(region_size(self.vcpus)).unwrap_or(0) / REG_WIDTH;
         &self.words_of_all()[first..first + pages]
     }
@@ -250,7 +336,15 @@ impl SlotMemory for SharedMemory {
 mod tests {
     //! What the guest reads is at its place, and the memory cannot be taken away.
     use super::*;
-    use crate::Khz;
+    use crate::{DomainId, Khz, PerfTable};
+
+    fn spec(table: &[u32], domain: u32) -> VcpuSpec {
+        VcpuSpec {
+            table: PerfTable::try_from(table.iter().copied().map(Khz).collect::<Vec<_>>()).unwrap(),
+            capacity: Util::MAX,
+            domain: DomainId(domain),
+        }
+    }
 
     fn word(memory: &SharedMemory, byte: usize) -> u32 {
         memory.words_of_all()[byte / REG_WIDTH].load(Relaxed)
@@ -269,8 +363,8 @@ mod tests {
     #[test]
     fn a_vcpus_page_has_its_table() {
         let memory = SharedMemory::new(2).unwrap();
-        let table = PerfTable::try_from(vec![Khz(500), Khz(1000)]).unwrap();
-        memory.describe(VcpuId(1), &table, Util::new(329).unwrap(), &[7, 9, 11]);
+        let spec = spec(&[500, 1000], 0);
+        memory.describe(VcpuId(1), &spec, Util::new(329).unwrap(), &[7, 9, 11]);
         let page = layout::PAGES + 0x1000;
         assert_eq!(word(&memory, page + 0x104), 329);
         assert_eq!(
@@ -281,7 +375,7 @@ mod tests {
             [0x300, 0x304, 0x308].map(|at| word(&memory, page + at)),
             [7, 9, 0]
         );
-        memory.store(layout::word(VcpuId(1), 0x200), 9);
+        memory.store(memory.word(VcpuId(1), 0x200), 9);
         memory.store(layout::MAGIC / REG_WIDTH, 9);
         memory.tell_again();
         assert_eq!(word(&memory, page + 0x200), 500);
@@ -306,6 +400,50 @@ mod tests {
         let unsealed = tempfile::tempfile().unwrap();
         unsealed.set_len(layout::size(2)).unwrap();
         assert!(SharedMemory::adopt(unsealed, 2).is_err());
+    }
+
+    /// The RAM of a guest, whose last MiB has the pages.
+    fn ram() -> (File, u64) {
+        let file = memory_file(c"ram").unwrap();
+        file.set_len(4 << 20).unwrap();
+        (file, 3 << 20)
+    }
+
+    #[test]
+    fn pages_in_ram_are_a_drivers_of_the_registers() {
+        let (file, offset) = ram();
+        let memory = SharedMemory::in_guest_ram(file.try_clone().unwrap(), offset, 2).unwrap();
+        memory.describe(VcpuId(1), &spec(&[500, 1000], 7), Util::MAX, &[7, 9]);
+        let all = SharedMemory::in_guest_ram(file, 2 << 20, 2).unwrap();
+        let words = || {
+            let page = &memory.words()[0x400..];
+            [0, 1, 2, 4, 5, 0x41, 0x80].map(|word| page[word].load(Relaxed))
+        };
+        assert_eq!(words(), [1000, 0, 1, 1000, 7, 0, 0]);
+        // A guest writes to all of it; nothing of that is taken for true.
+        memory
+            .words()
+            .iter()
+            .for_each(|word| word.store(9, Relaxed));
+        memory.tell_again();
+        assert_eq!(words(), [9, 9, 1, 1000, 7, 9, 9]);
+        assert_eq!(memory.requested(VcpuId(1)), 9);
+        memory.say_gone();
+        assert_eq!(words()[0], 1000);
+        // The RAM around is as it was.
+        assert!(all.words().iter().all(|word| word.load(Relaxed) == 0));
+    }
+
+    #[test]
+    fn pages_past_the_end_of_ram_are_refused() {
+        let (file, offset) = ram();
+        let pages = |offset, vcpus| {
+            SharedMemory::in_guest_ram(file.try_clone().unwrap(), offset, vcpus).map(drop)
+        };
+        assert!(pages(offset, 256).is_ok());
+        assert!(pages(offset, 257).is_err());
+        assert!(pages(offset + 0x1000, 1).is_err(), "not a multiple");
+        assert!(pages(u64::MAX - 0xffff, 1).is_err());
     }
 
     #[test]

@@ -10,6 +10,9 @@
 //! VMM that connects. It then finds the VMM's [vCPU threads](vcpu_threads) and passes a
 //! [`ShmBackend`] to [`Bridge::start`](super::Bridge::start).
 //!
+//! A VMM that shares its guest's RAM needs no device: there the pages are RAM of the guest, in the
+//! layout of the registers with a table of one entry, and the worker reads the requests.
+//!
 //! A VMM can offer the same to its own guest: [`ShmBackend::of_own_guest`], whose doorbells are
 //! KVM's, and a [`ShmRegion`] on its bus for accesses that exit.
 
@@ -24,7 +27,7 @@ mod threads;
 pub use backend::{SHM, ShmBackend};
 pub use ivshmem::{hand_over, refuse};
 pub use layout::{DOORBELL_PAGE, size};
-pub use memory::SharedMemory;
+pub use memory::{SharedMemory, sealed_memory};
 pub use region::ShmRegion;
 pub use requests::AllVcpus;
 #[cfg(feature = "fuzzing")]

@@ -6,7 +6,8 @@
 //! answered last counts. This project's driver uses one page per domain.
 //!
 //! A VMM that loads a snapshot, or receives a migrated guest, replaces the memory without a ring.
-//! So the worker reads the memory, too.
+//! So the worker reads the memory, too. In a guest's RAM there are no doorbells: the worker reads each
+//! request at each of its turns.
 
 #![expect(unsafe_code, reason = "preadv2 has no safe wrapper")]
 
@@ -67,6 +68,7 @@ impl AllVcpus {
 /// The worker's queue of a guest's requests.
 pub struct ShmRequests {
     memory: Arc<SharedMemory>,
+    /// None in a guest's RAM.
     bells: Arc<[EventFd]>,
     all: AllVcpus,
     /// Locked while a request is carried out. The vCPU whose doorbell has announced it: if the worker
@@ -131,6 +133,33 @@ impl ShmRequests {
             device.write(vcpu, WriteReg::SetPerf, self.memory.requested(vcpu));
         }
         (0..self.bells.len()).for_each(|index| self.drain_one(index, device));
+        if self.memory.offset_in_ram().is_some() {
+            self.read_all(device);
+        }
+    }
+
+    /// Carries out each request that is another than the last one; whether one is.
+    fn read_all<A: Actuator, S: Source, E: Events>(&self, device: &Device<A, S, E>) -> bool {
+        let mut in_hand = self.answering();
+        let mut found = false;
+        if self.all.paused.load(SeqCst) {
+            return found;
+        }
+        for vcpu in (0..self.memory.vcpus()).map(VcpuId) {
+            let requested = self.memory.requested(vcpu);
+            let looks = self.looks();
+            let last = looks.vcpus.get(vcpu.index());
+            let is_new = last.is_some_and(|last| last.carried_out != requested);
+            drop(looks);
+            if is_new {
+                *in_hand = Some(vcpu);
+                device.count_in_kernel(vcpu, 1);
+                self.carry_out((vcpu, requested), device);
+                *in_hand = None;
+                found = true;
+            }
+        }
+        found
     }
 
     /// Drops rings and requests, for a guest that starts anew.
@@ -261,10 +290,13 @@ impl<A: Actuator, S: Source, E: Events> RequestQueue<Device<A, S, E>> for ShmReq
         *in_hand = None;
     }
 
-    fn finish(&self, device: &Device<A, S, E>) {
+    fn finish(&self, device: &Device<A, S, E>) -> bool {
+        let in_ram = self.memory.offset_in_ram().is_some();
+        let found = in_ram && self.read_all(device);
         if self.is_due() {
             self.look(device);
         }
+        found
     }
 
     fn is_unfinished(&self) -> bool {
@@ -282,8 +314,11 @@ mod tests {
     use super::*;
     use crate::fakes::{FixedSource, NullActuator, RecordingActuator};
     use crate::kvm::ioeventfd::fake_device::{fake_device, requests};
+    use crate::kvm::shm::sealed_memory;
+    use crate::pages::RegisterPages;
     use crate::{
-        ActuateError, Clamp, DomainId, Khz, NoEvents, PageMemory, PerfTable, Util, VcpuSpec,
+        ActuateError, Clamp, DomainId, Khz, NoEvents, PageMemory, PerfTable, SET_PERF_KHZ, Util,
+        VcpuSpec,
     };
 
     const SET_PERF: usize = 1;
@@ -400,6 +435,97 @@ mod tests {
         store(0);
         look();
         assert_eq!(look(), [2, 1, 0]);
+    }
+
+    /// A guest's own RAM, with pages at its end.
+    fn in_ram(config: &DeviceConfig) -> Arc<SharedMemory> {
+        let file = sealed_memory(1 << 20).unwrap();
+        let memory = SharedMemory::in_guest_ram(file, 0xf_0000, 2).unwrap();
+        memory.start_anew(config);
+        Arc::new(memory)
+    }
+
+    /// A device of two domains whose registers are there, and its requests.
+    fn served_in_ram() -> (
+        ShmRequests,
+        Device<RecordingActuator, FixedSource, NoEvents>,
+    ) {
+        let config = rung().1.config().clone().without_steps();
+        let memory = in_ram(&config);
+        let (actuator, source) = (RecordingActuator::default(), FixedSource::default());
+        let device = Device::new(config, actuator, source, NoEvents).unwrap();
+        let pages = RegisterPages::new(Box::new(memory.clone()), 2).unwrap();
+        device.attach_pages(pages).unwrap();
+        let all = AllVcpus::new().unwrap();
+        (ShmRequests::new(memory, [].into(), all), device)
+    }
+
+    #[test]
+    fn a_store_to_ram_is_read_at_the_next_turn() {
+        let (requests, device) = served_in_ram();
+        let turn = |khz| {
+            requests.memory.store_request(VcpuId(1), khz);
+            let found = requests.finish(&device);
+            let status = device.domain_status(VcpuId(1)).unwrap();
+            (found, status.requested.map(|khz| khz.0))
+        };
+        assert_eq!(turn(0), (false, None));
+        assert_eq!(turn(700), (true, Some(700)));
+        assert_eq!(turn(700), (false, Some(700)));
+        requests.all.withdraw();
+        requests.drain_one(0, &device);
+        assert_eq!(turn(800), (false, None), "paused");
+        requests.all.carry_out();
+        requests.drain_one(0, &device);
+        assert_eq!(turn(800), (false, Some(800)));
+        assert_eq!(turn(0), (true, None));
+    }
+
+    #[test]
+    fn a_request_in_ram_of_a_dead_workers_is_carried_out() {
+        let (requests, device) = served_in_ram();
+        let config = device.config().clone();
+        let panics = Device::new(config, Panics, FixedSource::default(), NoEvents).unwrap();
+        requests.memory.store_request(VcpuId(1), 700);
+        let worker = || requests.finish(&panics);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(worker)).is_err());
+        requests.drain(&device);
+        assert_eq!(device.actuator().applied()[0].0, DomainId(1));
+    }
+
+    /// Whatever a guest makes of its pages, and whenever: a clamp is at most its vCPU's, and what the
+    /// server says there is there again.
+    #[test]
+    fn any_bytes_in_ram_are_requests_within_the_limits() {
+        let (requests, device) = served_in_ram();
+        let most = device.config().vcpus[0].capacity;
+        let mut seed = 1_u32;
+        let mut any = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let kinds = [0, 1, 999, 1000, 1001, u32::MAX, 0xf000_0001, 1 << 28];
+            kinds.get(seed as usize >> 28).copied().unwrap_or(seed)
+        };
+        for _ in 0..2_000 {
+            let words = requests.memory.words().iter();
+            words.for_each(|word| word.store(any(), Relaxed));
+            requests.finish(&device);
+            requests.look(&device);
+            for vcpu in [VcpuId(0), VcpuId(1)] {
+                let page = &requests.memory.words()[0x400 * vcpu.index()..][..6];
+                let page: Vec<_> = page.iter().map(|word| word.load(Relaxed)).collect();
+                assert_eq!([page[2], page[4], page[5]], [1, 1000, vcpu.0.into()]);
+                let requested = device.domain_status(vcpu).unwrap().requested;
+                assert_eq!(requested.map_or(0, |khz| khz.0), page[1].min(SET_PERF_KHZ));
+            }
+        }
+        let applied = device.actuator().applied();
+        assert!(applied.len() > 1_000, "{}", applied.len());
+        let clamps = applied.iter().map(|(_, clamp)| clamp);
+        assert!(
+            clamps
+                .clone()
+                .all(|clamp| clamp.min <= most && clamp.max == Util::MAX)
+        );
     }
 
     #[test]

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A QEMU guest with nothing of this project in it, neither driver nor device: its registers are in
+//! its RAM, and the kernel's own virtual-cpufreq drives them. Requests at, just below and just above
+//! each OPP of the host take it to the OPP that they are for. No access traps into KVM. Beside an idle
+//! guest the server sleeps. After kill -9 the next server takes it over. The same is of a QEMU that has
+//! shared memory of its own; one that has private memory is refused.
+
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use vcpufreq_bench::piped::threads;
+
+use super::control::FREE;
+use super::{MANY, agrees};
+use crate::harness::leftovers::left_soon;
+use crate::harness::plan::{GuestDevice, Plan, cur_perf, first_cpus, last_of};
+use crate::harness::policy::Policy;
+use crate::harness::registers::PAGE;
+use crate::harness::server::ServeProcess;
+use crate::harness::sysfs;
+use crate::harness::trace::exits::{Exits, TracedAccesses};
+use crate::harness::vm::{Setup, Vm};
+use crate::harness::vmm::{self, Vmm};
+use crate::scenarios::device::opps::{SweepRow, sweep_of};
+
+/// No module of this project's.
+const DRIVER: &str = "virtual-cpufreq";
+
+/// What QEMU gets for memory of its own.
+const OWN_MEMORY: [&str; 3] = [
+    "memory-backend-memfd,id=own,size=256M,share=on",
+    "memory-backend-file,id=own,size=256M,share=on,mem-path=/run/own",
+    "memory-backend-memfd,id=own,size=256M,share=on,hugetlb=on,hugetlbsize=2M",
+];
+/// Huge pages of the last one.
+const HUGE_PAGES: u32 = 128;
+const HUGE: &str = "/proc/sys/vm/nr_hugepages";
+const PRIVATE: &str = "memory-backend-ram,id=own,size=256M";
+const REFUSED: &str = "give its memory object share=on";
+/// How long the guest idles, and how often the server may run meanwhile: each 4 ms while it reads.
+const IDLE: Duration = Duration::from_secs(10);
+const MOST_WAKEUPS: u64 = 250;
+
+/// Whether a part of the scenario is as it should be, and what was seen.
+type CheckedPart = (bool, Value);
+
+pub fn run() -> Result<Value> {
+    let policies = Policy::all()?;
+    let free = Setup {
+        vmm: Vmm::Qemu,
+        silent: true,
+        ..Setup::mirroring(&first_cpus(&policies))
+    };
+    let free = free.with(&["--clamp", "exact", "--rate-limit", "0"]);
+    let setup = free.clone().with(&["--path", "ram"]);
+    let mut vm = booted(&setup, None)?;
+    let allowed = (0..policies.len()).map(|vcpu| vm.allowed(vcpu));
+    let allowed: Vec<String> = allowed.collect::<Result<_>>()?;
+    let device = GuestDevice::of(&mut vm)?;
+    let mut rows = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        let requests = around_each(policy);
+        let exact = SweepRow::exact;
+        rows.extend(sweep_of(&mut vm, (vcpu, policy), &requests, exact)?);
+        vm.ask("stop busy")?;
+    }
+    let accesses = accesses(&mut vm, &device, &policies)?;
+    let idle = idle(&vm)?;
+    let taken_over = taken_over(&mut vm, &device, &policies, free)?;
+    vm.kill()?;
+    // One that fails doesn't hide the others.
+    let own = OWN_MEMORY.map(|memory| {
+        let row = own(&setup, memory, &policies);
+        row.unwrap_or_else(|error| (false, json!(format!("{error:#}"))))
+    });
+    let refused = refused(&setup)?;
+    let wrong = rows.iter().filter(|row| !row.exact()).map(SweepRow::json);
+    let wrong: Vec<Value> = wrong.collect();
+    let parts = [&accesses, &idle, &taken_over, &refused];
+    let held = wrong.is_empty()
+        && allowed == setup.pins
+        && parts.into_iter().chain(&own).all(|(held, _)| *held);
+    Ok(json!({
+        "held": held, "requests_checked": rows.len(), "wrong": wrong, "pinned": allowed,
+        "accesses": accesses, "idle": idle, "taken_over": taken_over, "own_memory": own,
+        "private_memory": refused,
+    }))
+}
+
+/// A guest with the kernel's driver, and with this memory object if one is named.
+fn booted(setup: &Setup, memory: Option<&str>) -> Result<Vm> {
+    let mut vm = Vm::boot_prepared(setup, |qemu| with_memory(qemu, memory))?;
+    let plan = Plan {
+        driver: DRIVER.to_owned(),
+        path: None,
+        vmm: Vmm::Qemu,
+    };
+    plan.load_driver(&mut vm)?;
+    Ok(vm)
+}
+
+fn with_memory(qemu: &mut Command, memory: Option<&str>) {
+    if let Some(memory) = memory {
+        qemu.args(["-object", memory, "-machine", "memory-backend=own"]);
+    }
+}
+
+/// How often the thread that reads requests wakes beside a guest that idles.
+fn idle(vm: &Vm) -> Result<CheckedPart> {
+    let process = vm.vm_process().context("no process of the VM")?;
+    let reader = threads(process)?.into_iter();
+    let mut reader = reader.filter(|(_, name)| name == "requests");
+    let (tid, _) = reader.next().context("no thread reads requests")?;
+    let wakeups = || {
+        let status = format!("/proc/{process}/task/{tid}/status");
+        sysfs::field::<u64>(status, "voluntary_ctxt_switches")
+    };
+    let before = wakeups()?;
+    sleep(IDLE);
+    let wakeups = wakeups()? - before;
+    let seen = json!({ "wakeups": wakeups, "seconds": IDLE.as_secs() });
+    Ok((wakeups <= MOST_WAKEUPS, seen))
+}
+
+/// The clamps after requests for the highest OPPs, and whether they are for those.
+fn requested(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<CheckedPart> {
+    let mut clamps = Vec::new();
+    for (vcpu, policy) in policies.iter().enumerate() {
+        for khz in [policy.min(), policy.max()] {
+            vm.ask(format!("poke {vcpu} {} {khz}", device.set_perf(vcpu)))?;
+            let util = policy.util(khz);
+            clamps.push((vm.settled_clamp(vcpu, (util, util))?, util));
+        }
+    }
+    let held = clamps.iter().all(|(clamp, util)| *clamp == (*util, *util));
+    Ok((held, json!({ "clamps_and_wanted": clamps })))
+}
+
+/// After kill -9 of the server its clamps are gone, and the next one's are there. When that ends,
+/// the guest reads its maximum.
+fn taken_over(
+    vm: &mut Vm,
+    device: &GuestDevice,
+    policies: &[Policy],
+    setup: Setup,
+) -> Result<CheckedPart> {
+    vm.kill_prefix()?;
+    let free = |vm: &Vm| {
+        let clamps = (0..policies.len()).map(|vcpu| vm.settled_clamp(vcpu, FREE));
+        clamps.collect::<Result<Vec<_>>>()
+    };
+    let killed = free(vm)?;
+    let server = ServeProcess::start(&setup.with(&["--pid", &vm.pid().to_string()]))?;
+    let (were_right, requested) = requested(vm, device, policies)?;
+    let said = server.stop()?;
+    let after = free(vm)?;
+    let read = (0..policies.len()).map(|vcpu| cur_perf(vm, device.base, vcpu));
+    let read: Vec<u32> = read.collect::<Result<_>>()?;
+    let most = policies.iter().map(Policy::max);
+    let held = were_right
+        && read.into_iter().eq(most)
+        && [&killed, &after]
+            .into_iter()
+            .flatten()
+            .all(|clamp| *clamp == FREE);
+    let seen = json!({ "requested": requested, "clamps_after": [killed, after], "said": said });
+    Ok((held, seen))
+}
+
+/// A guest of a QEMU with this memory object.
+fn own(setup: &Setup, memory: &str, policies: &[Policy]) -> Result<CheckedPart> {
+    let is_huge = memory.contains("hugetlb");
+    sysfs::write(HUGE, if is_huge { HUGE_PAGES } else { 0 })?;
+    let mut vm = booted(setup, Some(memory))?;
+    let device = GuestDevice::of(&mut vm)?;
+    let (held, mut row) = requested(&mut vm, &device, policies)?;
+    row["memory"] = memory.into();
+    row["said"] = vm.quit()?.into();
+    sysfs::write(HUGE, 0)?;
+    Ok((held, row))
+}
+
+/// A QEMU with private memory: it ends, with a line.
+fn refused(setup: &Setup) -> Result<CheckedPart> {
+    let mut qemu = vmm::command(setup);
+    with_memory(&mut qemu, Some(PRIVATE));
+    let ended = qemu.stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let named = said.lines().filter(|line| line.contains(REFUSED)).count();
+    let left = left_soon()?;
+    let code = ended.status.code();
+    let seen = json!({ "said": said, "left": left, "exit_code": code });
+    Ok((named == 1 && code == Some(2) && left.is_empty(), seen))
+}
+
+/// Requests at each OPP, just below and just above it, and the OPP that each is for. A clamp has 1,024
+/// steps: the least request above an OPP that is another one is a step above.
+fn around_each(policy: &Policy) -> Vec<(u32, u32)> {
+    let next = policy.opps.iter().skip(1);
+    let pairs = policy.opps.iter().zip(next.map(Some).chain([None]));
+    let requests = pairs.flat_map(|(&opp, next)| {
+        let above = next.map(|&next| (a_step_above(policy, opp), next));
+        [(opp - 1, opp), (opp, opp)].into_iter().chain(above)
+    });
+    requests.collect()
+}
+
+/// The least request whose clamp is above that of `opp`.
+fn a_step_above(policy: &Policy, opp: u32) -> u32 {
+    let step = u64::from(policy.util(opp) + 1) * u64::from(policy.reference);
+    let khz = step.div_ceil(u64::from(policy.capacity));
+    u32::try_from(khz).unwrap_or(u32::MAX)
+}
+
+/// Which of a vCPU's accesses leave the guest.
+fn accesses(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<CheckedPart> {
+    let (vcpu, policy) = last_of(policies)?;
+    let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
+    let (read, write) = (device.cur_perf(vcpu), device.set_perf(vcpu));
+    let exits = Exits::watch()?;
+    vm.number(format!("loads {vcpu} {read:#x} {MANY}"))?;
+    vm.number(format!("stores {vcpu} {write} {MANY} {}", opps.join(" ")))?;
+    let seen = exits.stop()?;
+    let pages = device.base..read + PAGE;
+    // The console's registers do.
+    let others = seen.all().trapped;
+    let held = device.bell.is_none()
+        && seen.at(pages) == TracedAccesses::default()
+        && agrees(&seen)
+        && others > 0;
+    let seen = json!({
+        "reads": MANY, "requests": MANY, "trapped_elsewhere": others,
+        "of_both": seen.json(), "kvm_counts_exits": seen.mmio_exit_user,
+    });
+    Ok((held, seen))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: each OPP is requested from below, at it, and the next one from a step above.
+    use super::*;
+
+    #[test]
+    fn requests_are_around_each_opp() {
+        let policy = Policy {
+            path: String::new(),
+            cpus: vec![0],
+            opps: vec![500_000, 1_000_000],
+            capacity: 512,
+            reference: 1_000_000,
+            limit: 1_000_000,
+        };
+        let around = around_each(&policy);
+        assert_eq!(
+            around,
+            [
+                (499_999, 500_000),
+                (500_000, 500_000),
+                (501_954, 1_000_000),
+                (999_999, 1_000_000),
+                (1_000_000, 1_000_000),
+            ]
+        );
+        assert_eq!(policy.util(501_953), policy.util(500_000));
+        assert_eq!(policy.util(501_954), policy.util(500_000) + 1);
+    }
+}
