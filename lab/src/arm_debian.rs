@@ -139,6 +139,7 @@ impl<'a> ArmDebian<'a> {
             kernel: &self.kernel,
             cpu: DEFAULT_CPU,
             gic: DEFAULT_GIC,
+            protected: false,
             disks: vec![
                 Disk {
                     image: disk.to_owned(),

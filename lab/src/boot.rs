@@ -29,6 +29,8 @@ pub struct Boot {
     pub cpu: &'static str,
     /// The version of the emulated interrupt controller.
     pub gic: u8,
+    /// Whether the host has protected KVM, and its guests are protected.
+    pub protected: bool,
     /// Whether the emulated CPUs run at once, in real time.
     pub parallel: bool,
     /// What is tried, in this order.
@@ -55,6 +57,7 @@ pub const fn boot(
         vmm: GuestVmm::Vcpufreq,
         cpu: DEFAULT_CPU,
         gic: DEFAULT_GIC,
+        protected: false,
         parallel: false,
         scenarios,
         sampled: &[],
@@ -82,7 +85,7 @@ impl Boot {
     /// What tells it from others.
     pub fn name(&self) -> String {
         format!(
-            "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}{}",
+            "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}{}{}",
             self.topology,
             self.host,
             self.guest,
@@ -91,6 +94,7 @@ impl Boot {
             self.vmm.name(),
             self.cpu,
             self.gic,
+            if self.protected { " protected" } else { "" },
             if self.parallel { " parallel" } else { "" },
         )
     }

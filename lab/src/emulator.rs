@@ -59,6 +59,8 @@ pub struct Board<'a> {
     pub cpu: &'a str,
     /// The version of its interrupt controller, 2 or 3.
     pub gic: u8,
+    /// Whether it has protected KVM.
+    pub protected: bool,
     /// Whether its CPUs run at once, each in a thread of the emulator, and time is real.
     pub parallel: bool,
     /// Its disks, in turn.
@@ -163,6 +165,10 @@ impl Board<'_> {
             Some(_) => CMDLINE_OF_CHECKS,
             None => "",
         };
+        let mode = match self.protected {
+            true => " kvm-arm.mode=protected",
+            false => "",
+        };
         let time = match self.parallel {
             true => ["-accel", "tcg,thread=multi"],
             false => ["-icount", "shift=1,sleep=off"],
@@ -184,7 +190,7 @@ impl Board<'_> {
                 "-dtb",
                 &dtb,
                 "-append",
-                &format!("console=ttyAMA0 {CMDLINE} {cmdline}{checks}"),
+                &format!("console=ttyAMA0 {CMDLINE} {cmdline}{checks}{mode}"),
             ]
             .map(String::from),
         );

@@ -62,6 +62,10 @@ pub struct Options {
     /// Version of the emulated interrupt controller: guests of a host with version 2 have it too
     #[arg(long, default_value_t = DEFAULT_GIC, value_parser = clap::value_parser!(u8).range(2..=3))]
     pub gic: u8,
+    /// Boot the host with protected KVM; its guests are protected, and have a kernel for that unless
+    /// another one is named
+    #[arg(long)]
+    pub protected: bool,
     /// Run the emulated CPUs at once, in real time: no run repeats, and no time holds
     #[arg(long)]
     pub parallel: bool,
@@ -141,6 +145,7 @@ impl Options {
             vmm: GuestVmm::Vcpufreq,
             cpu: DEFAULT_CPU.to_owned(),
             gic: DEFAULT_GIC,
+            protected: false,
             parallel: false,
             later_us: 0,
             crosvm: None,
@@ -185,7 +190,7 @@ impl Options {
             let mut board = self.board(artifacts, &topology, &kernel);
             if guest_disk::needed(&self.scenarios) {
                 board.disks.push(Disk {
-                    image: artifacts.guest_disk(self.guest)?,
+                    image: artifacts.guest_disk(self.guest_kernel())?,
                     writable: false,
                 });
             }
@@ -272,6 +277,14 @@ impl Options {
         })
     }
 
+    /// Debian's kernels can't share a page of a protected guest.
+    fn guest_kernel(&self) -> Flavor {
+        match self.guest {
+            Flavor::Standard if self.protected => Flavor::Protected,
+            other => other,
+        }
+    }
+
     fn host(&self, artifacts: &Artifacts, repo: &Path) -> Result<(Topology, Kernel)> {
         Ok((
             Topology::named(&self.topology, &repo.join("lab/topologies"))?,
@@ -292,6 +305,7 @@ impl Options {
             kernel,
             cpu: &self.cpu,
             gic: self.gic,
+            protected: self.protected,
             parallel: self.parallel,
             disks: Vec::new(),
             gib_page: self.scenarios.iter().any(|name| name == "rt-guest"),
@@ -302,9 +316,10 @@ impl Options {
         let plan = json!({
             "scenarios": scenarios, "driver": self.driver.module(), "path": self.path,
             "vmm": self.vmm.name(),
+            "protected": self.protected,
             "later_us": self.later_us,
-            "watch": own_kernel::name(self.host).is_some(),
-            "watch_guests": own_kernel::name(self.guest).is_some(),
+            "watch": own_kernel::has_checks(self.host),
+            "watch_guests": own_kernel::has_checks(self.guest_kernel()),
         });
         let package = self
             .packaged
@@ -312,7 +327,7 @@ impl Options {
             .transpose()?;
         let guest = HostContents {
             package: package.as_deref(),
-            flavor: self.guest,
+            flavor: self.guest_kernel(),
             tools: tools::needed(scenarios),
             crosvm: self.crosvm.as_deref(),
             systemd: systemd::needed(scenarios),
