@@ -62,8 +62,8 @@ pub struct Options {
     /// Version of the emulated interrupt controller: guests of a host with version 2 have it too
     #[arg(long, default_value_t = DEFAULT_GIC, value_parser = clap::value_parser!(u8).range(2..=3))]
     pub gic: u8,
-    /// Boot the host with protected KVM; its guests are protected, and have a kernel for that unless
-    /// another one is named
+    /// Boot the host with protected KVM; its guests are protected, and share memory with --guest
+    /// protected
     #[arg(long)]
     pub protected: bool,
     /// Run the emulated CPUs at once, in real time: no run repeats, and no time holds
@@ -190,7 +190,7 @@ impl Options {
             let mut board = self.board(artifacts, &topology, &kernel);
             if guest_disk::needed(&self.scenarios) {
                 board.disks.push(Disk {
-                    image: artifacts.guest_disk(self.guest_kernel())?,
+                    image: artifacts.guest_disk(self.guest)?,
                     writable: false,
                 });
             }
@@ -277,14 +277,6 @@ impl Options {
         })
     }
 
-    /// Debian's kernels can't share a page of a protected guest.
-    fn guest_kernel(&self) -> Flavor {
-        match self.guest {
-            Flavor::Standard if self.protected => Flavor::Protected,
-            other => other,
-        }
-    }
-
     fn host(&self, artifacts: &Artifacts, repo: &Path) -> Result<(Topology, Kernel)> {
         Ok((
             Topology::named(&self.topology, &repo.join("lab/topologies"))?,
@@ -319,7 +311,7 @@ impl Options {
             "protected": self.protected,
             "later_us": self.later_us,
             "watch": own_kernel::has_checks(self.host),
-            "watch_guests": own_kernel::has_checks(self.guest_kernel()),
+            "watch_guests": own_kernel::has_checks(self.guest),
         });
         let package = self
             .packaged
@@ -327,7 +319,7 @@ impl Options {
             .transpose()?;
         let guest = HostContents {
             package: package.as_deref(),
-            flavor: self.guest_kernel(),
+            flavor: self.guest,
             tools: tools::needed(scenarios),
             crosvm: self.crosvm.as_deref(),
             systemd: systemd::needed(scenarios),
