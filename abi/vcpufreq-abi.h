@@ -21,14 +21,19 @@
 #define VCPUFREQ_REG_EXTENSIONS		0x100	/* -  nothing is added below it */
 #define VCPUFREQ_REG_FEATURES		0x100	/* R  bits: what there is beyond the binding */
 #define VCPUFREQ_REG_PERF_CAP		0x108	/* R  kHz: the most that its domain can get now */
+#define VCPUFREQ_REG_SHARED_PAGES	0x10c	/* W  page: where the guest reads, too; 0: nowhere */
 
 #define VCPUFREQ_FEATURE_ANY_CPU	0x1	/* bit: any CPU may write any set_perf */
 #define VCPUFREQ_FEATURE_PERF_CAP	0x2	/* bit: perf_cap is known; it reads 0 without */
 #define VCPUFREQ_FEATURE_CEILING	0x4	/* bit: set_perf takes ceilings */
+#define VCPUFREQ_FEATURE_SHARED_PAGES	0x8	/* bit: shared_pages is there */
 
 #define VCPUFREQ_SET_PERF_KHZ		0x0fffffff	/* bits of set_perf: the request, kHz */
 #define VCPUFREQ_CEILING_SHIFT		28	/* bits above: a ceiling for so many ms */
 #define VCPUFREQ_CEILING_MS_MAX		15
+
+#define VCPUFREQ_SHARED_PAGE_SHIFT	12	/* bits: from a page of shared_pages to its address */
+#define VCPUFREQ_CUR_PERF_UNKNOWN	0xffffffff	/* kHz: of a shared page that isn't true */
 
 #define VCPUFREQ_REG_WIDTH		4	/* bytes: of every register */
 #define VCPUFREQ_STRIDE			0x1000	/* bytes: from one vCPU's page to the next */

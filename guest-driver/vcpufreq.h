@@ -6,6 +6,7 @@
  * vcpufreq_of.c        finds the registers, or memory, in the device tree
  * vcpufreq_pci.c       finds them as memory and doorbell of a PCI device
  * vcpufreq_shm.c       maps memory that the host shares, once it is checked
+ * vcpufreq_pages.c     shares memory of a protected guest, for what the host tells
  * vcpufreq_probe.c     reads what the host tells, and checks all of it
  * vcpufreq_core.c      the cpufreq driver: requests to the host
  * vcpufreq_scale.c     frequency invariance: what the host gives, each tick
@@ -84,6 +85,8 @@ struct vcpufreq_domain {
  * @cells:	those pages as memory that the host shares, or NULL
  * @doorbell:	tells the host of a store to @cells
  * @peer:	the host's number at @doorbell
+ * @pages:	pages of the guest's memory that the host keeps as those at @regs,
+ *		by CPU number, or NULL
  * @size:	bytes at @regs or @cells
  */
 struct vcpufreq_io {
@@ -91,6 +94,7 @@ struct vcpufreq_io {
 	__le32 *cells;
 	void __iomem *doorbell;
 	u32 peer;
+	__le32 *pages;
 	resource_size_t size;
 };
 
@@ -131,6 +135,7 @@ static inline void vcpufreq_caps_tick(struct vcpufreq_caps *caps)
  * @any_cpu:	a CPU may ask for a domain that it isn't of
  * @has_caps:	the device tells what the host allows now
  * @has_ceilings: a request may be the most, too
+ * @has_pages:	the device takes memory of the guest's
  * @capacity_set: the CPUs' capacities are those of @capacity
  * @caps:	what looks at that; NULL if it doesn't
  * @capacity:	of each possible CPU, 1 to SCHED_CAPACITY_SCALE, by CPU number;
@@ -144,6 +149,7 @@ struct vcpufreq {
 	bool any_cpu;
 	bool has_caps;
 	bool has_ceilings;
+	bool has_pages;
 	bool capacity_set;
 	struct vcpufreq_caps *caps;
 	u32 *capacity;
@@ -157,6 +163,27 @@ static inline __le32 *vcpufreq_cell(const struct vcpufreq_io *io,
 	return io->cells + (cpu * VCPUFREQ_STRIDE + reg) / sizeof(*io->cells);
 }
 
+/* Whether the host keeps @reg in memory that the guest shares; @value gets it. */
+static inline bool vcpufreq_read_page(const struct vcpufreq_io *io,
+				      unsigned int cpu, unsigned int reg,
+				      u32 *value)
+{
+	const __le32 *page = io->pages;
+
+	if (!page || (reg != VCPUFREQ_REG_CUR_PERF && reg != VCPUFREQ_REG_PERF_CAP))
+		return false;
+
+	page += cpu * VCPUFREQ_STRIDE / sizeof(*page);
+	*value = le32_to_cpu(READ_ONCE(page[VCPUFREQ_REG_CUR_PERF / sizeof(*page)]));
+	if (*value == VCPUFREQ_CUR_PERF_UNKNOWN)
+		return false;
+
+	if (reg == VCPUFREQ_REG_PERF_CAP)
+		*value = le32_to_cpu(READ_ONCE(page[reg / sizeof(*page)]));
+
+	return true;
+}
+
 /*
  * The only two places that reach a register. Relaxed, because no memory of
  * the guest is ordered against these registers.
@@ -165,6 +192,10 @@ static inline u32 vcpufreq_read(const struct vcpufreq *vf, unsigned int cpu,
 				unsigned int reg)
 {
 	const struct vcpufreq_io *io = &vf->io;
+	u32 value;
+
+	if (vcpufreq_read_page(io, cpu, reg, &value))
+		return value;
 
 	if (io->cells)
 		return le32_to_cpu(READ_ONCE(*vcpufreq_cell(io, cpu, reg)));
@@ -212,6 +243,10 @@ struct vcpufreq *vcpufreq_register(struct device *dev,
 void vcpufreq_unregister(struct vcpufreq *vf);
 
 int vcpufreq_read_host(struct vcpufreq *vf);
+
+void vcpufreq_pages_share(struct vcpufreq *vf);
+void vcpufreq_pages_unshare(struct vcpufreq *vf);
+void vcpufreq_pages_shutdown(struct vcpufreq *vf);
 
 void vcpufreq_ask(struct vcpufreq_domain *domain, unsigned int cpu, u32 perf);
 

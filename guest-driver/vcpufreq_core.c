@@ -273,6 +273,8 @@ struct vcpufreq *vcpufreq_register(struct device *dev,
 	if (ret)
 		return ERR_PTR(ret);
 
+	vcpufreq_pages_share(vf);
+
 	/* Energy models are made of them when the policies are. */
 	vcpufreq_capacity_set(vf);
 
@@ -282,6 +284,7 @@ struct vcpufreq *vcpufreq_register(struct device *dev,
 	if (ret) {
 		vcpufreq_capacity_restore(vf);
 		vcpufreq_caps_exit(vf);
+		vcpufreq_pages_unshare(vf);
 	}
 	if (ret == -EEXIST)
 		return dev_err_ptr_probe(dev, ret, "the cpufreq driver %s is in use\n",
@@ -309,6 +312,7 @@ void vcpufreq_unregister(struct vcpufreq *vf)
 	cpufreq_unregister_driver(&vf->driver);
 	vcpufreq_capacity_restore(vf);
 	vcpufreq_caps_exit(vf);
+	vcpufreq_pages_unshare(vf);
 }
 
 MODULE_DESCRIPTION("Guest driver of the vcpufreq bridge");

@@ -101,6 +101,12 @@ static void vcpufreq_of_remove(struct platform_device *pdev)
 	vcpufreq_unregister(platform_get_drvdata(pdev));
 }
 
+/* Before kexec: the next kernel knows of no memory that the host can read. */
+static void vcpufreq_of_shutdown(struct platform_device *pdev)
+{
+	vcpufreq_pages_shutdown(platform_get_drvdata(pdev));
+}
+
 static const struct of_device_id vcpufreq_of_match[] = {
 	{ .compatible = "qemu,virtual-cpufreq", .data = vcpufreq_map_registers },
 	{ .compatible = VCPUFREQ_SHM_COMPATIBLE, .data = vcpufreq_map_shm },
@@ -111,6 +117,7 @@ MODULE_DEVICE_TABLE(of, vcpufreq_of_match);
 struct platform_driver vcpufreq_of_driver = {
 	.probe = vcpufreq_of_probe,
 	.remove = vcpufreq_of_remove,
+	.shutdown = vcpufreq_of_shutdown,
 	.driver = {
 		.name = "vcpufreq-guest",
 		.of_match_table = vcpufreq_of_match,

@@ -241,6 +241,7 @@ int vcpufreq_read_host(struct vcpufreq *vf)
 	vf->any_cpu = features & VCPUFREQ_FEATURE_ANY_CPU;
 	vf->has_caps = features & VCPUFREQ_FEATURE_PERF_CAP;
 	vf->has_ceilings = features & VCPUFREQ_FEATURE_CEILING;
+	vf->has_pages = features & VCPUFREQ_FEATURE_SHARED_PAGES;
 
 	return vcpufreq_read_capacities(vf);
 }

@@ -140,6 +140,7 @@ impl<'a> ArmDebian<'a> {
             kernel: &self.kernel,
             cpu: DEFAULT_CPU,
             gic: DEFAULT_GIC,
+            protected: false,
             disks: vec![
                 Disk {
                     image: disk.to_owned(),

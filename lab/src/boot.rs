@@ -32,6 +32,8 @@ pub struct Boot {
     pub cpu: &'static str,
     /// The version of the emulated interrupt controller.
     pub gic: u8,
+    /// Whether the host has protected KVM, and its guests are protected.
+    pub protected: bool,
     /// Whether the emulated CPUs run at once, in real time.
     pub parallel: bool,
     /// What is tried, in this order.
@@ -59,6 +61,7 @@ pub const fn boot(
         vmm: GuestVmm::Vcpufreq,
         cpu: DEFAULT_CPU,
         gic: DEFAULT_GIC,
+        protected: false,
         parallel: false,
         scenarios,
         sampled: &[],
@@ -103,7 +106,7 @@ impl Boot {
             return format!("x86-64 {}", self.topology);
         }
         format!(
-            "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}{}",
+            "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}{}{}",
             self.topology,
             self.host,
             self.guest,
@@ -112,6 +115,7 @@ impl Boot {
             self.vmm.name(),
             self.cpu,
             self.gic,
+            if self.protected { " protected" } else { "" },
             if self.parallel { " parallel" } else { "" },
         )
     }

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 
 use crate::boot::{Boot, boot, checked, of_pc, raced};
-use crate::kernel::Flavor::{Checked, Old, Rt};
+use crate::kernel::Flavor::{Checked, Old, Protected, Rt};
 use crate::qemu::GuestVmm;
 use crate::run::Driver::Mainline;
 use crate::set::Set::{self, Instrumented, Long, Short};
@@ -332,6 +332,23 @@ const BOOTS: &[Boot] = &[
         sampled: &["scx-fallback"],
         host: Rt,
         ..boot(Long, 120, "4+3+1", &[])
+    },
+    // Protected KVM, by each driver.
+    Boot {
+        protected: true,
+        guest: Protected,
+        ..boot(
+            Long,
+            200,
+            "2+2",
+            &["boot", "restart", "opps-exact", "protected"],
+        )
+    },
+    Boot {
+        protected: true,
+        guest: Protected,
+        driver: Mainline,
+        ..boot(Long, 100, "2+2", &["opps-exact", "protected"])
     },
     // Debian stable's kernel has no uclamp.
     Boot {

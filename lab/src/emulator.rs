@@ -68,6 +68,8 @@ pub struct Board<'a> {
     pub cpu: &'a str,
     /// The version of that board's interrupt controller, 2 or 3.
     pub gic: u8,
+    /// Whether it has protected KVM.
+    pub protected: bool,
     /// Whether its CPUs run at once, each in a thread of the emulator, and time is real.
     pub parallel: bool,
     /// Its disks, in turn.
@@ -179,6 +181,10 @@ impl Board<'_> {
         if self.kernel.arch == Arch::Arm64 {
             args.extend(["-dtb".into(), self.root.inside(&self.device_tree()?)?]);
         }
+        let mode = match self.protected {
+            true => " kvm-arm.mode=protected",
+            false => "",
+        };
         let time = match self.parallel {
             true => ["-accel", "tcg,thread=multi"],
             false => ["-icount", "shift=1,sleep=off"],
@@ -198,7 +204,7 @@ impl Board<'_> {
                 "-initrd",
                 &self.root.inside(initrd)?,
                 "-append",
-                &format!("console={console} {CMDLINE} {cmdline}{more}{isolated}"),
+                &format!("console={console} {CMDLINE} {cmdline}{more}{mode}{isolated}"),
             ]
             .map(String::from),
         );

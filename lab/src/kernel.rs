@@ -27,6 +27,8 @@ pub enum Flavor {
     Checked,
     /// The lab's own, with KCSAN.
     Kcsan,
+    /// The lab's own, small, for protected guests.
+    Protected,
 }
 
 impl Flavor {
@@ -35,7 +37,7 @@ impl Flavor {
         match self {
             Self::Rt => Some(RootPart::RtKernel),
             Self::Old => Some(RootPart::OldKernel),
-            Self::Standard | Self::Checked | Self::Kcsan => None,
+            Self::Standard | Self::Checked | Self::Kcsan | Self::Protected => None,
         }
     }
 }
@@ -67,7 +69,7 @@ impl Kernel {
             Flavor::Standard => Some(format!("{}-arm64", root.kernel())),
             Flavor::Rt => Some(format!("{}-rt-arm64", root.kernel())),
             Flavor::Old => root.old_kernel().map(|release| format!("{release}-arm64")),
-            Flavor::Checked | Flavor::Kcsan => None,
+            Flavor::Checked | Flavor::Kcsan | Flavor::Protected => None,
         };
         let release = release.with_context(|| format!("no {flavor:?} kernel in the root"))?;
         let image = root.dir().join(format!("boot/vmlinuz-{release}"));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Kernels with checks of their own, built from Debian's source by the configurations in
+//! Kernels of the lab's own, built from Debian's source by the configurations in
 //! `lab/kernels`: once, and kept in the cache.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
@@ -64,8 +65,14 @@ pub fn name(flavor: Flavor) -> Option<&'static str> {
     match flavor {
         Flavor::Checked => Some("checked"),
         Flavor::Kcsan => Some("kcsan"),
+        Flavor::Protected => Some("protected"),
         Flavor::Standard | Flavor::Rt | Flavor::Old => None,
     }
+}
+
+/// Whether a kernel of this flavor reports what is wrong in it.
+pub fn has_checks(flavor: Flavor) -> bool {
+    matches!(flavor, Flavor::Checked | Flavor::Kcsan)
 }
 
 /// The kernel of `lab/kernels/NAME.config`; builds it when it isn't there yet.
@@ -75,14 +82,16 @@ pub fn built(cache: &Cache, root: &Root, repo: &Path, name: &str) -> Result<Kern
         let path = folder.join(format!("{file}.config"));
         fs::read_to_string(&path).with_context(|| path.display().to_string())
     };
-    let wanted = read("host")? + &read(name)?;
+    let wanted = configuration(&read("host")?, &read(name)?);
     let parts = [SCRIPT, &wanted, &versions(root)?];
     let dir = cache.entry(
         &format!("kernel-{name}"),
         &key(parts.map(str::as_bytes)),
         |to| {
             cache.require_free(NEEDED_MIB)?;
-            let step = Step::start(format!("kernel {name} (once, 22 minutes of CPU time)"));
+            let step = Step::start(format!(
+                "kernel {name} (once, up to 22 minutes of CPU time)"
+            ));
             fs::write(to.join("wanted"), &wanted)?;
             let archive = format!("/usr/src/{}", kernel_source::packed(root)?);
             let jobs = available_parallelism()?.to_string();
@@ -105,6 +114,16 @@ pub fn built(cache: &Cache, root: &Root, repo: &Path, name: &str) -> Result<Kern
         packed: PathBuf::new(),
         unpacked: Some(dir.join("modules")),
     })
+}
+
+/// The host's configuration with a kernel's own, whose lines replace those of the same symbol.
+fn configuration(host: &str, own: &str) -> String {
+    let symbol = |line: &str| line.split_once('=').map(|(symbol, _)| symbol.to_owned());
+    let set: BTreeSet<String> = own.lines().filter_map(symbol).collect();
+    let kept = host
+        .split_inclusive('\n')
+        .filter(|line| symbol(line).is_none_or(|symbol| !set.contains(&symbol)));
+    kept.chain([own]).collect()
 }
 
 /// Names and versions of the packages that a kernel depends on.
@@ -141,8 +160,20 @@ fn versions_in(status: &str, packages: &[&str]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: a kernel is built anew with another version of what it is made of, and then alone.
+    //! Promises: a kernel is built anew with another version of what it is made of, and then alone.
+    //! What it sets stands in place of what hosts need.
     use super::*;
+
+    #[test]
+    fn a_kernel_has_each_symbol_once() {
+        let host = "# Hosts.\nCONFIG_KVM=y\nCONFIG_KVM_X=y\nCONFIG_TTY=y\n";
+        let own = "CONFIG_KVM=n\nCONFIG_NEW=y\n";
+        assert_eq!(
+            configuration(host, own),
+            "# Hosts.\nCONFIG_KVM_X=y\nCONFIG_TTY=y\nCONFIG_KVM=n\nCONFIG_NEW=y\n"
+        );
+        assert_eq!(configuration(host, ""), host);
+    }
 
     #[test]
     fn versions_of_its_packages_alone() {

@@ -71,6 +71,10 @@ pub struct Options {
     /// Version of the emulated interrupt controller: guests of a host with version 2 have it too
     #[arg(long, default_value_t = DEFAULT_GIC, value_parser = clap::value_parser!(u8).range(2..=3))]
     pub gic: u8,
+    /// Boot the host with protected KVM; its guests are protected, and share memory with --guest
+    /// protected
+    #[arg(long)]
+    pub protected: bool,
     /// Run the emulated CPUs at once, in real time: no run repeats, and no time holds
     #[arg(long)]
     pub parallel: bool,
@@ -151,6 +155,7 @@ impl Options {
             vmm: GuestVmm::Vcpufreq,
             cpu: DEFAULT_CPU.to_owned(),
             gic: DEFAULT_GIC,
+            protected: false,
             parallel: false,
             later_us: 0,
             crosvm: None,
@@ -321,6 +326,7 @@ impl Options {
             kernel,
             cpu: &self.cpu,
             gic: self.gic,
+            protected: self.protected,
             parallel: self.parallel,
             disks: Vec::new(),
             gib_page: self.scenarios.iter().any(|name| name == "rt-guest"),
@@ -344,10 +350,11 @@ impl Options {
         let plan = json!({
             "scenarios": scenarios, "driver": self.driver.module(), "path": self.path,
             "vmm": self.vmm.name(),
+            "protected": self.protected,
             "later_us": self.later_us,
             "clocks": clocks,
-            "watch": own_kernel::name(self.host).is_some(),
-            "watch_guests": own_kernel::name(self.guest).is_some(),
+            "watch": own_kernel::has_checks(self.host),
+            "watch_guests": own_kernel::has_checks(self.guest),
         });
         let package = self
             .packaged

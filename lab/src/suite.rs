@@ -279,6 +279,7 @@ impl Boot {
             vmm: self.vmm,
             cpu: self.cpu.to_owned(),
             gic: self.gic,
+            protected: self.protected,
             parallel: self.parallel,
             later_us,
             limit_s: 1800,

@@ -37,6 +37,9 @@ pub const REG_FEATURES: u64 = 0x100;
 /// R, kHz: the most that its domain can get now; 0 if that isn't known.
 pub const REG_PERF_CAP: u64 = 0x108;
 
+/// W, number: the first of the pages of its memory that the guest shares, for what it reads; 0: none.
+pub const REG_SHARED_PAGES: u64 = 0x10c;
+
 /// Extensions have their registers from here on; below it nothing is ever added.
 pub const REG_EXTENSIONS: u64 = 0x100;
 /// Of `REG_FEATURES`: a vCPU of any domain may write `REG_SET_PERF` of any page.
@@ -45,6 +48,14 @@ pub const FEATURE_ANY_CPU: u32 = 1;
 pub const FEATURE_PERF_CAP: u32 = 2;
 /// Of `REG_FEATURES`: `REG_SET_PERF` has a number of ms at [`CEILING_SHIFT`].
 pub const FEATURE_CEILING: u32 = 4;
+
+/// Of `REG_FEATURES`: `REG_SHARED_PAGES` is there.
+pub const FEATURE_SHARED_PAGES: u32 = 8;
+
+/// Bits from a number of `REG_SHARED_PAGES` to an address: pages of 4 KiB, whatever the guest's are.
+pub const SHARED_PAGE_SHIFT: u32 = 12;
+/// `REG_CUR_PERF` in a shared page of which nothing is kept true: the guest reads the register.
+pub const CUR_PERF_UNKNOWN: u32 = u32::MAX;
 
 /// Bits of a value of `REG_SET_PERF`: the frequency, in kHz.
 pub const SET_PERF_KHZ: u32 = (1 << CEILING_SHIFT) - 1;

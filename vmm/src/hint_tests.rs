@@ -69,6 +69,7 @@ const ONLY: &[(&str, &str, &[&str])] = &[
     ("vmm/src/config/mod.rs", "floor", GUESTS),
     ("vmm/src/config/resolve.rs", "kernel", &["run"]),
     ("vmm/src/config/resolve.rs", "path", &["run"]),
+    ("vmm/src/config/resolve.rs", "hugepages", &["run"]),
     ("vmm/src/config/resolve.rs", "actuator", GUESTS),
     ("vmm/src/config/resolve.rs", "cgroup-parent", GUESTS),
     ("vmm/src/config/resolve.rs", "clamp", GUESTS),

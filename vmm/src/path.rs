@@ -165,6 +165,9 @@ pub fn offers(
 
 /// What the path `bpf` needs of KVM.
 fn bpf_in_kvm(facts: &PathFacts) -> Result<(), String> {
+    if facts.protected {
+        return Err("a protected guest's memory can't be a BPF map's; leave --path out".to_owned());
+    }
     in_kvm(facts)?;
     match facts.coherent {
         true => Ok(()),
@@ -191,12 +194,16 @@ fn ioeventfds(facts: &PathFacts) -> Result<(), String> {
 }
 
 fn ioeventfd(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, String> {
-    in_kvm(facts)?;
+    match facts.protected {
+        true => ioeventfds(facts)?,
+        false => in_kvm(facts)?,
+    }
     let with = format!(" with {} table entries", needs.entries);
     needs.are_within(open_files, &with)?;
-    let reads = match facts.coherent {
-        true => "reads from memory",
-        false => {
+    let reads = match (facts.protected, facts.coherent) {
+        (true, _) => "reads from memory that vcpufreq_guest shares, or by exits",
+        (false, true) => "reads from memory",
+        (false, false) => {
             "reads from memory, whose cache lines are cleaned after each store (no FEAT_S2FWB)"
         }
     };
@@ -210,6 +217,10 @@ fn ioeventfd(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String
 /// Any guest memory may be shared: it needs no read-only slots, and no cache is in the way.
 fn shm_path(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, String> {
     ioeventfds(facts)?;
+    if facts.protected {
+        let why = "a protected guest has no memory of its VMM's; leave --path out";
+        return Err(why.to_owned());
+    }
     // An eventfd that rings and its copy in KVM, in the place of the entries'.
     let entries = 2 * needs.vcpus;
     Needs { entries, ..*needs }.are_within(open_files, "")?;
@@ -299,6 +310,7 @@ mod tests {
             readonly_slots: Ok(()),
             ioeventfds: Ok(()),
             coherent: true,
+            protected: false,
         }
     }
 
@@ -408,6 +420,25 @@ mod tests {
             Path::Ioeventfd,
         );
         assert!(text.contains("no FEAT_S2FWB"), "{text}");
+    }
+
+    #[test]
+    fn a_protected_guest_has_ioeventfds_without_slots() {
+        let facts = PathFacts {
+            readonly_slots: Err("refused".into()),
+            protected: true,
+            ..facts()
+        };
+        let how = || Ok("by programs".to_owned());
+        let offers = offers(how(), &Ok(facts), &NEEDS, 65_536);
+        assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Ioeventfd));
+        for path in [PathChoice::Bpf, PathChoice::Shm] {
+            let why = choose(path, &offers).unwrap_err();
+            assert!(
+                why.contains("a protected guest") && why.ends_with("leave --path out"),
+                "{why}"
+            );
+        }
     }
 
     #[test]

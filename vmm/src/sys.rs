@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use vcpufreq_device::host::Tid;
@@ -27,6 +27,21 @@ pub fn raise_open_files() -> io::Result<()> {
 /// as it may.
 pub fn open_files_at_most() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard)
+}
+
+/// Lets this process lock so many bytes of memory, as KVM does with a protected guest's: without
+/// CAP_IPC_LOCK too, which the sandbox drops.
+///
+/// # Errors
+/// How many KiB it may lock.
+pub fn allow_locked(bytes: u64) -> Result<(), u64> {
+    let memory = Resource::RLIMIT_MEMLOCK;
+    if setrlimit(memory, RLIM_INFINITY, RLIM_INFINITY).is_ok() {
+        return Ok(());
+    }
+    let (_, most) = getrlimit(memory).unwrap_or_default();
+    let raised = setrlimit(memory, most, most).is_ok();
+    (raised && bytes <= most).then_some(()).ok_or(most >> 10)
 }
 
 /// How many lines the terminal at standard output has.

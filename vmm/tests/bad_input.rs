@@ -184,7 +184,7 @@ fn options_that_no_guest_can_have() {
     let long: Vec<_> = (1..=65).map(|khz: u32| khz.to_string()).collect();
     let long = format!("--table=0={}", long.join(","));
     let table = |said| ["vCPU 0", said, "--table"];
-    let rows: [(&[&str], [&str; 3]); 9] = [
+    let rows: [(&[&str], [&str; 3]); 11] = [
         (&["--cpus=0"], ["0 vCPUs", "--cpus", "1 to 512"]),
         (&["--cpus=513"], ["513 vCPUs", "--cpus", "1 to 512"]),
         (&["--pin=1=0"], ["no vCPU 1", "numbers from 0", "--cpus"]),
@@ -197,6 +197,14 @@ fn options_that_no_guest_can_have() {
         (&["--table=0=1000,1000"], table("1000")),
         (&["--table=0=0,1000"], table("0 kHz")),
         (&[&long], table("65")),
+        (
+            &[TABLE, "--protected", "--hugepages=2M"],
+            ["huge pages", "a protected guest", "leave --hugepages out"],
+        ),
+        (
+            &[TABLE, "--protected", "--actuator=scx"],
+            ["path bpf", "a protected guest", "leave --actuator out"],
+        ),
     ];
     for (options, said) in rows {
         assert_refused(&scene.run(options), &said);
@@ -320,6 +328,24 @@ fn a_linux_guest_on_another_architecture() {
     }
     let output = Scene::new().run(&["--no-bridge"]);
     assert_refused(&output, &["isn't there yet", "arm64"]);
+}
+
+#[test]
+fn a_protected_guest_on_a_host_without() {
+    let mode = fs::read_to_string("/proc/cmdline").unwrap();
+    if mode.contains("kvm-arm.mode=protected") {
+        println!("SKIP: this host may have protected VMs");
+        return;
+    }
+    if !kvm_is_usable() {
+        println!("SKIP: no usable /dev/kvm, which is looked at first");
+        return;
+    }
+    let said = match cfg!(target_arch = "aarch64") {
+        true => ["protected", "on the kernel's command line"],
+        false => ["no protected VMs", "use an arm64 host"],
+    };
+    assert_refused(&Scene::new().run(&[TABLE, "--protected"]), &said);
 }
 
 #[test]

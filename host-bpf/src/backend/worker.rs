@@ -42,7 +42,7 @@ impl Shared {
         let bells = bells.map(|(vcpu, signal)| Doorbell::of_set_perf(vcpu, None, signal.clone()));
         KvmOffload {
             base: guest.base,
-            pages: Arc::new(BpfPages(self.host.clone())),
+            pages: Some(Arc::new(BpfPages(self.host.clone()))),
             doorbells: bells.collect(),
             lost: self.lost.clone(),
             all_or_nothing: true,

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -71,6 +72,14 @@ impl Deeds {
                     std::hint::black_box(page.read(offset));
                 })
                 .to_string())
+            }
+            ["reads", path, count] => {
+                let file = File::open(path).with_context(|| (*path).to_owned())?;
+                let mut text = [0; 256];
+                for _ in 0..count.parse::<u32>()? {
+                    file.read_at(&mut text, 0)?;
+                }
+                Ok(String::new())
             }
             ["stores", cpu, address, count, values @ ..] if !values.is_empty() => {
                 load::pin(cpu.parse()?)?;

@@ -87,6 +87,7 @@ fn carry_out(run: RunScenario) -> Result<()> {
             Some("qemu") => Vmm::Qemu,
             _ => Vmm::Vcpufreq,
         },
+        protected: plan["protected"] == true,
     };
     let scenarios = plan["scenarios"]
         .as_array()

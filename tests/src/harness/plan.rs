@@ -25,6 +25,8 @@ pub struct Plan {
     pub path: Option<String>,
     /// What runs the guests.
     pub vmm: Vmm,
+    /// Whether the guests are protected.
+    pub protected: bool,
 }
 
 impl Plan {
@@ -47,8 +49,12 @@ impl Plan {
         }
     }
 
-    /// By the plan's path, if it has one.
+    /// By the plan's path, if it has one, and protected if guests are.
     pub fn by_path(&self, setup: Setup) -> Setup {
+        let setup = match self.protected {
+            true => setup.with(&["--protected"]),
+            false => setup,
+        };
         match &self.path {
             Some(path) => setup.with(&["--path", path]),
             None => setup,

@@ -102,6 +102,7 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "host-fails" => device::failure::host_fails(plan),
         "pin-offline" => device::bad_input::run(plan),
         "kill" => device::kill::run(plan),
+        "protected" => device::protected::run(plan),
         #[cfg(target_arch = "aarch64")]
         "sandbox" => device::sandbox::run(plan),
         #[cfg(target_arch = "aarch64")]

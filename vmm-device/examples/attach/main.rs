@@ -56,7 +56,10 @@ pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow:
     register_signal_handler(SIGRTMIN(), kick)?;
     let config = BridgeConfig {
         kick: Some(SIGRTMIN()),
-        ioeventfd: ioeventfd.then_some(IoeventfdPlan { clean: false }),
+        ioeventfd: ioeventfd.then_some(IoeventfdPlan {
+            clean: false,
+            guest_pages: None,
+        }),
         ..BridgeConfig::new(BASE, 1)
     };
     let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);

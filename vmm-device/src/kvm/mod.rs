@@ -25,6 +25,7 @@ mod event_stats;
 mod free_slot;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod guest_pages;
 mod host_watch;
 mod hotplug;
 pub mod ioeventfd;
@@ -46,6 +47,7 @@ pub use error::{BackendError, PathError};
 pub use event_stats::{EventSink, EventStats, HostEvent};
 #[cfg(feature = "kvm-ioctls")]
 pub use free_slot::FreeSlot;
+pub use guest_pages::GuestPages;
 pub use ioeventfd::Unconfined;
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};

@@ -122,8 +122,8 @@ impl Doorbell {
 pub struct KvmOffload {
     /// Guest-physical address of the registers.
     pub base: u64,
-    /// What the guest reads.
-    pub pages: Arc<dyn SlotMemory>,
+    /// What the guest reads; each read exits without it.
+    pub pages: Option<Arc<dyn SlotMemory>>,
     /// What its writes signal; other values exit.
     pub doorbells: Arc<[Doorbell]>,
     /// Readable when the thread that answers the doorbells has ended.
@@ -206,13 +206,14 @@ impl KvmOffload {
         attached
     }
 
-    fn slot(&self) -> MemorySlot {
-        MemorySlot {
+    fn slot(&self) -> Option<MemorySlot> {
+        let pages = self.pages.as_ref()?;
+        Some(MemorySlot {
             guest_address: self.base,
-            host_address: self.pages.address(),
-            size: self.pages.size(),
-            guest_writes: self.pages.guest_writes(),
-        }
+            host_address: pages.address(),
+            size: pages.size(),
+            guest_writes: pages.guest_writes(),
+        })
     }
 
     fn ioeventfd<'a>(&self, bell: &'a Doorbell) -> IoEventFd<'a> {
@@ -229,10 +230,11 @@ impl InstalledOffload<'_> {
     /// carries out writes that were signalled before.
     pub fn detach(&mut self) {
         self.disconnect();
-        if std::mem::take(&mut self.shown) {
+        if let Some(slot) = self.offload.slot().filter(|_| self.shown) {
             // Fails for want of memory only; then the page stays as it is.
-            let _ = self.vm.unmap(self.offload.slot());
+            let _ = self.vm.unmap(slot);
         }
+        self.shown = false;
         self.publish_state();
     }
 
@@ -241,9 +243,9 @@ impl InstalledOffload<'_> {
         &self.offload.lost
     }
 
-    /// Shows the pages; returns the warning when KVM doesn't.
+    /// Shows the pages, if there are some; returns the warning when KVM doesn't.
     fn show(&mut self) -> Option<String> {
-        let shown = self.vm.map(self.offload.slot());
+        let shown = self.vm.map(self.offload.slot()?);
         self.shown = shown.is_ok();
         let error = shown.err()?;
         Some(format!(

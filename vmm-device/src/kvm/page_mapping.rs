@@ -67,7 +67,7 @@ impl PageMemory for PageMapping {
 }
 
 /// The words of a mapping, which are only ever used as such.
-fn words_of(region: &MmapRegion) -> &[AtomicU32] {
+pub(super) fn words_of(region: &MmapRegion) -> &[AtomicU32] {
     let len = region.size() / size_of::<AtomicU32>();
     // SAFETY: the mapping is readable and writable, starts on a page, has `len`
     // words and lives as long as `region`. Its other users are this function's

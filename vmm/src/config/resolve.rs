@@ -48,6 +48,7 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
     let count = vcpu_count(&options.vcpus)?;
     check_named(values::largest(&options.bounds.floor), count)?;
     check_scx(&options)?;
+    check_protected(&options)?;
     options.check_multi_tenant()?;
     let kernel = options.kernel.as_deref();
     let kernel = kernel.context("no kernel is given; name an arm64 Image with --kernel FILE")?;
@@ -68,6 +69,7 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
             cmdline: options.cmdline.clone(),
             pins: vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
             pages: options.hugepages.unwrap_or_default(),
+            protected: options.protected,
             kvm_device: options.kvm_device.clone(),
             dump_dtb: options.dump_dtb.clone(),
         },
@@ -93,6 +95,25 @@ fn check_scx(options: &RunArgs) -> anyhow::Result<()> {
     }
     if !matches!(options.path, PathChoice::Auto | PathChoice::Bpf) {
         bail!("--actuator scx needs the path bpf; leave --path out");
+    }
+    Ok(())
+}
+
+/// Whether a protected guest can have what is wanted.
+///
+/// # Errors
+/// What it can't have, and what to do.
+fn check_protected(options: &RunArgs) -> anyhow::Result<()> {
+    if !options.protected {
+        return Ok(());
+    }
+    if options.hugepages.is_some() {
+        bail!("KVM has no huge pages for a protected guest; leave --hugepages out");
+    }
+    if options.bridge.actuator == ActuatorWish::Scx {
+        bail!(
+            "--actuator scx needs the path bpf, which a protected guest hasn't; leave --actuator out"
+        );
     }
     Ok(())
 }

@@ -13,7 +13,10 @@ use crate::{
     doctor::board::BoardFacts,
     kernel_version::headroom_of,
     path, sys,
-    vm::probe::{KvmFacts, PathFacts},
+    vm::{
+        probe::{KvmFacts, PathFacts, open_kvm},
+        protected::{self, kvm_mode},
+    },
 };
 use vcpufreq_device::host::{CpuList, ENERGY_MODEL_DIR, HostCpus, PolicyFloor, floors};
 use vcpufreq_rt::{FrequencyCap, KernelHost, frequency_caps};
@@ -40,6 +43,8 @@ pub enum EnergyModel {
 pub struct Live {
     /// KVM, or why not.
     pub kvm: Result<KvmFacts, String>,
+    /// Whether KVM makes protected VMs, or why not.
+    pub protected: Result<(), String>,
     /// What KVM takes over of the vcpufreq registers, or why nothing is known.
     pub paths: Result<PathFacts, String>,
     /// How BPF would work here, or why it doesn't.
@@ -50,6 +55,12 @@ pub struct Live {
     pub cgroup: Result<String, String>,
     /// The file of a group above that caps its clamps, and what it holds.
     pub capped: Option<(String, String)>,
+}
+
+/// Whether KVM makes protected virtual machines.
+fn protected_vms(kvm_device: &Path) -> Result<(), String> {
+    let kvm = open_kvm(kvm_device).map_err(|error| error.to_string())?;
+    protected::offer(&kvm, &HostRoot::default())
 }
 
 impl Live {
@@ -65,7 +76,8 @@ impl Live {
         Self {
             capped,
             kvm: KvmFacts::ask(kvm_device).map_err(|error| error.to_string()),
-            paths: PathFacts::ask(kvm_device),
+            protected: protected_vms(kvm_device),
+            paths: PathFacts::ask(kvm_device, false),
             bpf: path::offer_bpf(),
             uclamp: offer.uclamp.map_err(|error| error.to_string()),
             cgroup: offer
@@ -166,14 +178,6 @@ fn in_use(mut cpus: HostCpus) -> HostCpus {
     let is_used = |own: &CpuList| online.is_empty() || !own.and(&online).is_empty();
     cpus.policies.retain(|policy| is_used(&policy.cpus));
     cpus
-}
-
-fn kvm_mode(cmdline: &str) -> String {
-    let words = cmdline.split_whitespace().rev();
-    let mode = words
-        .filter_map(|word| word.strip_prefix("kvm-arm.mode="))
-        .next();
-    mode.unwrap_or("default").to_owned()
 }
 
 fn performance_domains(root: &HostRoot) -> EnergyModel {

@@ -29,7 +29,7 @@ use policies::per_policy;
 
 /// All findings of a host. CPUs and policies that are alike have one together.
 pub fn findings(facts: &DoctorFacts) -> Vec<DoctorFinding> {
-    let mut found = vec![architecture(facts), kvm(facts)];
+    let mut found = vec![architecture(facts), kvm(facts), protected_vms(facts)];
     found.extend(paths(facts));
     found.extend([uclamp(facts), uclamp_limit(facts), cgroup(facts)]);
     found.push(drivers(facts));
@@ -106,6 +106,17 @@ fn kvm(facts: &DoctorFacts) -> DoctorFinding {
     let needed = features::STOLEN_TIME.needs();
     DoctorFinding::limit("kvm", what, format!("without {}", missing.join(", ")))
         .change(format!("use a newer kernel: stolen time needs {needed}"))
+}
+
+fn protected_vms(facts: &DoctorFacts) -> DoctorFinding {
+    const NAME: &str = "protected VMs";
+    match &facts.live.protected {
+        Ok(()) => DoctorFinding::good(NAME, "yes", "run --protected works"),
+        Err(why) => match why.split_once("; ") {
+            Some((why, step)) => DoctorFinding::absent(NAME, "no", why).change(step),
+            None => DoctorFinding::absent(NAME, "no", why),
+        },
+    }
 }
 
 /// For a guest that mirrors this host: a vCPU for each CPU, with its table.

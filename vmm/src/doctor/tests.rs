@@ -49,7 +49,9 @@ fn live() -> Live {
             gic: Some(Gic::V3),
             mode: "default".to_owned(),
         }),
+        protected: Ok(()),
         paths: Ok(PathFacts {
+            protected: false,
             readonly_slots: Ok(()),
             ioeventfds: Ok(()),
             coherent: true,
@@ -268,10 +270,24 @@ fn what_is_not_here_is_not_called_good() {
 }
 
 #[test]
+fn protected_vms_have_their_reason_and_the_next_step() {
+    let mut facts = facts(&good_host());
+    let step = "write kvm-arm.mode=protected on the kernel's command line";
+    facts.live.protected = Err(format!("not in protected mode; {step}"));
+    let found = findings(&facts);
+    let finding = found.iter().find(|one| one.subject == "protected VMs");
+    let finding = finding.expect("a finding");
+    assert_eq!((finding.level, &*finding.what), (Level::Absent, "no"));
+    assert_eq!(finding.change.as_deref(), Some(step));
+    assert_eq!(finding.why, "not in protected mode");
+}
+
+#[test]
 fn an_empty_tree_is_findings_and_no_panic() {
     let live = Live {
         bpf: Err("no BPF".to_owned()),
         kvm: Err("absent".into()),
+        protected: Err("absent".into()),
         paths: Err("absent".into()),
         uclamp: Err("absent".into()),
         cgroup: Err("absent".into()),

@@ -96,6 +96,10 @@ pub struct RunArgs {
     /// Bounds that hold while the guest runs.
     #[command(flatten)]
     pub bounds: BoundArgs,
+    /// Run a protected guest: the host can read only the memory that it shares; needs a host booted
+    /// with kvm-arm.mode=protected
+    #[arg(long)]
+    pub protected: bool,
     /// Guest memory of huge pages: 2M or 1G
     #[arg(long, value_name = "SIZE")]
     pub hugepages: Option<PageSize>,

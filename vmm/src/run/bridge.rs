@@ -10,7 +10,7 @@ use vcpufreq_device::host::{HostRoot, Tid, monotonic_ns};
 use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_device::kvm::{
     AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
-    EventSink, EventStats, IoeventfdPlan, Offered, Totals, Unconfined, VcpuSnapshot,
+    EventSink, EventStats, GuestPages, IoeventfdPlan, Offered, Totals, Unconfined, VcpuSnapshot,
 };
 use vcpufreq_device::{Khz, Tuning};
 
@@ -136,7 +136,7 @@ impl GuestBridge {
             pins: config.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
             rt_pcpus: rt_pcpus(&config.vcpus),
             kick: Some(kick_signal()),
-            ioeventfd: plans.ioeventfd,
+            ioeventfd: plans.ioeventfd.clone(),
             confinement: match confined {
                 Some(confined) => confined.clone(),
                 None => Arc::new(Unconfined),
@@ -154,7 +154,11 @@ impl GuestBridge {
             .as_ref()
             .map_or(&plans.backends[..], std::slice::from_ref);
         let bridge = Bridge::start(device, &of_guest, backends, &diagnostics)?;
-        let cpufreq = cpufreq(&bridge, shared);
+        let guest_pages = plans
+            .ioeventfd
+            .as_ref()
+            .and_then(|plan| plan.guest_pages.clone());
+        let cpufreq = cpufreq(&bridge, shared, guest_pages);
         let sandbox = confined.map(|confined| confined.sandbox.clone());
         let pins = of_guest.pins.iter().map(|pin| &pin[..]);
         let times = TimeInState::start(&HostRoot::default(), pins);
@@ -184,13 +188,18 @@ fn shm_backend(memory: Arc<SharedMemory>) -> anyhow::Result<Offered> {
 }
 
 /// What the guest sees of `bridge`: registers, or memory.
-fn cpufreq(bridge: &Bridge, shared: Option<Arc<SharedMemory>>) -> Cpufreq {
+fn cpufreq(
+    bridge: &Bridge,
+    shared: Option<Arc<SharedMemory>>,
+    guest_pages: Option<Arc<GuestPages>>,
+) -> Cpufreq {
     let offload = bridge.offload();
     match shared {
         None => Cpufreq {
             device: bridge.mmio(),
             size: bridge.size(),
             offload,
+            guest_pages,
         },
         Some(memory) => {
             let region = ShmRegion::new(memory, bridge.mmio());
@@ -198,6 +207,7 @@ fn cpufreq(bridge: &Bridge, shared: Option<Arc<SharedMemory>>) -> Cpufreq {
                 size: region.size(),
                 device: Arc::new(region),
                 offload,
+                guest_pages,
             }
         }
     }

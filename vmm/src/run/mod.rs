@@ -14,7 +14,7 @@ mod summary;
 
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use vcpufreq_device::{
     Device,
     host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree},
@@ -42,7 +42,7 @@ use crate::{
     rt_guest::RtGuest,
     sandbox::{Confined, Limits, Sandbox},
     sys,
-    vm::{self, RunReport, console_output::ConsoleEnd, layout},
+    vm::{self, RunReport, console_output::ConsoleEnd, layout, protected},
 };
 use vcpufreq_device::host::HostCpus;
 
@@ -60,6 +60,9 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     let cpus = HostCpus::read(&host);
     let config = configuration(options, &cpus)?;
     vm::check_kvm(&config.options.kvm_device, config.options.mem.0)?;
+    if config.options.protected {
+        check_protected(&config.options, &host)?;
+    }
     let mut offer = config
         .bridge()
         .then(|| HostOffer::of_host(&config, &cpus))
@@ -113,6 +116,20 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     changes.end();
     let code = ran?;
     erased.map(|()| code)
+}
+
+/// Whether this host can have the protected guest.
+fn check_protected(options: &RunArgs, host: &HostRoot) -> anyhow::Result<()> {
+    let kvm = vm::open_kvm(&options.kvm_device)?;
+    protected::offer(&kvm, host).map_err(anyhow::Error::msg)?;
+    let mem_mib = options.mem.0;
+    let Err(most_kib) = sys::allow_locked(mem_mib << 20) else {
+        return Ok(());
+    };
+    bail!(
+        "a protected guest's memory is locked, and of its {mem_mib} MiB this process may lock \
+         {most_kib} KiB; run as root, raise the limit (ulimit -l), or give less with --mem"
+    )
 }
 
 /// As [`resolve::run_config`].

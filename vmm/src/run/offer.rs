@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the host offers to a guest with the bridge: an actuator, frequencies and paths.
 
+use std::sync::Arc;
+
 use anyhow::{Context, bail};
 use vcpufreq_device::{
     ClampMode,
     host::{self, ActuatorFacts, ActuatorKind, Chosen, HostRoot, SysfsSource},
-    kvm::IoeventfdPlan,
+    kvm::{GuestPages, IoeventfdPlan},
 };
 
 use super::bridge::{BpfRequests, Plans, bpf_backend};
@@ -82,7 +84,7 @@ fn choose_path(
     notes: &mut Vec<String>,
 ) -> anyhow::Result<Plans> {
     let options = &config.options;
-    let facts = PathFacts::ask(&options.kvm_device);
+    let facts = PathFacts::ask(&options.kvm_device, options.protected);
     let files = sys::open_files_at_most();
     let bpf = path::offer_bpf();
     let offers = path::offers(bpf, &facts, &needs(config, cpus), files);
@@ -117,10 +119,16 @@ fn choose_path(
     };
     let offered = |path| offers.iter().any(|o| o.path == path && o.possible.is_ok());
     let clean = facts.is_ok_and(|facts| !facts.coherent);
-    if wish == PathChoice::Auto {
+    if wish == PathChoice::Auto && !options.protected {
         let line = path::why_no_better(&offers, taken);
         notes.extend(line.map(|line| warning(&line)));
     }
+    let vcpus = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
+    let guest_pages = options.protected.then(|| GuestPages::new(vcpus));
+    let guest_pages = guest_pages
+        .transpose()
+        .context("can't make the register pages")?;
+    let guest_pages = guest_pages.map(Arc::new);
     Ok(Plans {
         backends: match taken {
             Path::Bpf => bpf_backend(wish == PathChoice::Bpf, how),
@@ -128,7 +136,7 @@ fn choose_path(
         },
         shared: taken == Path::Shm,
         ioeventfd: (taken >= Path::Ioeventfd && offered(Path::Ioeventfd))
-            .then_some(IoeventfdPlan { clean }),
+            .then_some(IoeventfdPlan { clean, guest_pages }),
     })
 }
 

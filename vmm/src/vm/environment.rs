@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vcpufreq_device::VcpuId;
 use vcpufreq_device::host::Tid;
-use vcpufreq_device::kvm::KvmOffload;
+use vcpufreq_device::kvm::{GuestPages, KvmOffload};
 
 use super::bus::{Bus, MmioDevice};
 use super::console_output::ConsoleEnd;
@@ -81,6 +81,8 @@ pub struct Cpufreq {
     pub size: u64,
     /// What KVM answers itself; all exits without it.
     pub offload: Option<Arc<KvmOffload>>,
+    /// Where a protected guest may share pages for its reads.
+    pub guest_pages: Option<Arc<GuestPages>>,
 }
 
 /// Puts the devices that every guest has on a bus.

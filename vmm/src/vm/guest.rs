@@ -25,6 +25,8 @@ pub struct VmSpec {
     pub pins: Vec<Vec<u32>>,
     /// What its memory is made of.
     pub pages: PageSize,
+    /// Whether the host can read only what the guest shares.
+    pub protected: bool,
     /// The KVM device.
     pub kvm_device: PathBuf,
     /// Where to write the device tree, as a dtb.

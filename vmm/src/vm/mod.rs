@@ -29,6 +29,7 @@ pub mod machine;
 pub mod memory;
 pub mod packed;
 pub mod probe;
+pub mod protected;
 mod run_report;
 mod supervise;
 pub(crate) mod sys;

@@ -17,7 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::gic::Gic;
 use super::layout::CPUFREQ_BASE;
-use super::{arch, sys};
+use super::{arch, protected, sys};
 
 /// `KVM_CAP_STEAL_TIME` of `linux/kvm.h`, which kvm-ioctls has no name for.
 const KVM_CAP_STEAL_TIME: std::ffi::c_ulong = 187;
@@ -123,24 +123,31 @@ pub struct PathFacts {
     /// A guest's loads from device memory see what is in the host's caches:
     /// FEAT_S2FWB on arm64, always on x86-64.
     pub coherent: bool,
+    /// Whether all this is of protected guests.
+    pub protected: bool,
 }
 
 impl PathFacts {
-    /// Tries it with the KVM device at `path`.
+    /// Tries it with the KVM device at `path`, for protected guests or others.
     ///
     /// # Errors
     /// When not even an empty virtual machine can be made.
-    pub fn ask(path: &Path) -> Result<Self, String> {
+    pub fn ask(path: &Path, protected: bool) -> Result<Self, String> {
         let kvm = open_kvm(path).map_err(|error| error.to_string())?;
-        Self::of(&kvm).map_err(|error| format!("KVM can't create a VM: {error}"))
+        Self::of(&kvm, protected).map_err(|error| format!("KVM can't create a VM: {error}"))
     }
 
-    fn of(kvm: &Kvm) -> Result<Self, kvm_ioctls::Error> {
-        let vm = kvm.create_vm()?;
+    fn of(kvm: &Kvm, protected: bool) -> Result<Self, kvm_ioctls::Error> {
+        let vm = match protected {
+            true => protected::create(kvm)?,
+            false => kvm.create_vm()?,
+        };
         Ok(Self {
             readonly_slots: readonly_slot(&vm),
             ioeventfds: ioeventfd(&vm),
-            coherent: arch::device_loads_see_caches(&vm),
+            // What a protected guest shares is memory on both sides.
+            coherent: protected || arch::device_loads_see_caches(&vm),
+            protected,
         })
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use kvm_ioctls::Kvm;
 use vcpufreq_device::host::thread_cpu_time;
-use vcpufreq_device::kvm::{Attachment, FreeSlot, KvmOffload, budget::Budget};
+use vcpufreq_device::kvm::{Attachment, FreeSlot, GuestPages, KvmOffload, budget::Budget};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backoff::Backoff;
@@ -18,6 +18,7 @@ use super::console::{Console, Input};
 use super::console_output::{ConsoleEnd, ConsoleOutput, WarningHandler, Writer};
 use super::environment::{Hooks, VmEnvironment, attach_cpufreq};
 use super::machine::Bootable;
+use super::memory::Memory;
 use super::run_report::{ExitReason, RunReport};
 use super::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use super::{layout, sys};
@@ -124,6 +125,9 @@ impl Life<'_> {
             fd,
             bus: bus.clone(),
         });
+        let pages = self.host.cpufreq.as_ref();
+        let pages = pages.and_then(|cpufreq| cpufreq.guest_pages.as_deref());
+        let _sharing = pages.map(|pages| Sharing::of(pages, &machine.memory));
         let running = RunningVcpus(&mut self.threads);
         running.0.start(starts.collect())?;
         let mut watch = Watch {
@@ -211,6 +215,22 @@ struct RunningVcpus<'a>(&'a mut VcpuThreads);
 impl Drop for RunningVcpus<'_> {
     fn drop(&mut self) {
         self.0.stop();
+    }
+}
+
+/// A guest may share its memory until this is dropped, before the memory is unmapped.
+struct Sharing<'a>(&'a GuestPages);
+
+impl<'a> Sharing<'a> {
+    fn of(pages: &'a GuestPages, memory: &Memory) -> Self {
+        pages.attach(memory.map().clone());
+        Self(pages)
+    }
+}
+
+impl Drop for Sharing<'_> {
+    fn drop(&mut self) {
+        self.0.forget();
     }
 }
 

@@ -103,7 +103,7 @@ fn pages(vcpus: u16) -> Arc<PageMapping> {
 fn offload(pages: Arc<dyn SlotMemory>, doorbells: Vec<Doorbell>) -> KvmOffload {
     KvmOffload {
         base: CPUFREQ_BASE,
-        pages,
+        pages: Some(pages),
         doorbells: doorbells.into(),
         lost: new_event(),
         all_or_nothing: false,
@@ -355,7 +355,7 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
         Arc::new(KvmOffload {
             lost,
             all_or_nothing: true,
-            ..offload(next.pages.clone(), vec![bell])
+            ..offload(next.pages.clone().unwrap(), vec![bell])
         })
     };
     // 12345 is in no table; two bytes are no request, and exit.
@@ -424,7 +424,7 @@ fn what_kvm_refuses_is_a_warning_and_exits() {
     let taken = &refused.state;
     assert_eq!((taken.reads(), taken.writes()), (false, false));
     // Nothing of it is left: it can be connected.
-    let again = Arc::new(offload(refused.pages.clone(), doorbells()));
+    let again = Arc::new(offload(refused.pages.clone().unwrap(), doorbells()));
     let _ = again.attach(&in_slot(&vm, 0), &no_warning);
 }
 
@@ -443,7 +443,7 @@ fn what_kvm_refuses_of_the_next_path_is_told_too() {
         Arc::new(KvmOffload {
             all_or_nothing,
             state: state.clone(),
-            ..offload(usual.pages.clone(), bells)
+            ..offload(usual.pages.clone().unwrap(), bells)
         })
     };
     let values = TABLE_KHZ.map(Some);

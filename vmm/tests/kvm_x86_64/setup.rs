@@ -219,6 +219,7 @@ pub fn cpufreq(device: Arc<dyn MmioDevice>, offload: Option<Arc<KvmOffload>>) ->
         device,
         size,
         offload,
+        guest_pages: None,
     }
 }
 

@@ -202,6 +202,7 @@ fn a_guest_that_resets_finds_memory_anew() {
         device: path.counted.clone(),
         size: path.size,
         offload: path.bridge.offload(),
+        guest_pages: None,
     };
     let report = supervised(&kvm, codes, &told, Some(cpufreq));
     assert_eq!((report.reason, report.resets), (ExitReason::PowerOff, 2));

@@ -185,6 +185,7 @@ impl PeerGuest {
             driver: "virtual-cpufreq".to_owned(),
             path: None,
             vmm: vmm::Vmm::Vcpufreq,
+            protected: false,
         };
         plan.load_driver(&mut vm)?;
         let ready_ms = (settled - started + now_us() - loading) / 1_000;

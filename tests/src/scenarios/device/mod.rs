@@ -33,6 +33,8 @@ pub mod memory;
 #[cfg(feature = "scenarios")]
 pub mod no_uclamp;
 pub mod opps;
+#[cfg(feature = "scenarios")]
+pub mod protected;
 #[cfg(target_arch = "aarch64")]
 #[cfg(feature = "scenarios")]
 pub mod sandbox;

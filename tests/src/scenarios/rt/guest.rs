@@ -149,6 +149,7 @@ fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
         driver: plan.driver.clone(),
         path: Some("ioeventfd".to_owned()),
         vmm: Vmm::Vcpufreq,
+        protected: false,
     };
     let mut vm = rt_guest(&plan, little, vcpus)?;
     let alone = alone(&plan, &vm, vcpus)?;

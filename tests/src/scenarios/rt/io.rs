@@ -123,6 +123,7 @@ impl IoGuest<'_> {
             driver: plan.driver.clone(),
             path: None,
             vmm,
+            protected: false,
         };
         let setup = Setup {
             mem_mib: Some(MEM_MIB),

@@ -11,6 +11,7 @@ use super::ioeventfd::{IoeventfdPath, IoeventfdPlan};
 use crate::host::Tid;
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::{Context, PathError};
+use crate::kvm::guest_pages::{GuestPages, GuestPagesRegion};
 use crate::kvm::mmio_device::{MmioDevice, SwappableDevice};
 use crate::kvm::offload::{KvmOffload, SlotMemory};
 use crate::kvm::page_mapping::PageMapping;
@@ -71,7 +72,7 @@ impl BridgeInner {
             path: Mutex::default(),
             keeps_pages: AtomicBool::new(false),
             pages: OnceLock::new(),
-            ioeventfd: config.ioeventfd,
+            ioeventfd: config.ioeventfd.clone(),
         })
     }
 
@@ -101,7 +102,10 @@ impl BridgeInner {
             let name = backend.name();
             match backend.start(&self.device, &self.guest, &self.diagnostics) {
                 Ok((path, offload)) => {
-                    self.show(path.memory(), offload.as_ref().map(|kvm| kvm.pages.clone()))?;
+                    self.show(
+                        path.memory(),
+                        offload.as_ref().and_then(|kvm| kvm.pages.clone()),
+                    )?;
                     self.on_bus.exchange(path.region(self.region.clone()));
                     self.keeps_pages.store(!path.keeps_cur_perf(), Relaxed);
                     self.active().backend = Some((name, path));
@@ -118,12 +122,16 @@ impl BridgeInner {
                 }
             }
         }
-        let Some(plan) = self.ioeventfd else {
+        let Some(plan) = &self.ioeventfd else {
             return Ok(None);
         };
-        let pages = PageMapping::new(size, plan.clean);
-        let pages = Arc::new(pages.context("can't map the register pages")?);
-        self.show(Box::new(pages.clone()), Some(pages))?;
+        if let Some(pages) = &plan.guest_pages {
+            self.show(Box::new(pages.clone()), None)?;
+        } else {
+            let pages = PageMapping::new(size, plan.clean);
+            let pages = Arc::new(pages.context("can't map the register pages")?);
+            self.show(Box::new(pages.clone()), Some(pages))?;
+        }
         self.start_ioeventfd().map(Some)
     }
 
@@ -147,11 +155,14 @@ impl BridgeInner {
 
     /// Starts the path `ioeventfd` on the pages that there are.
     fn start_ioeventfd(&self) -> Result<KvmOffload, PathError> {
-        let pages = self.pages.get().context("no register pages")?.clone();
+        let pages = self.pages.get().cloned();
         let (path, offload) =
             IoeventfdPath::start(&self.device, &self.guest, pages, &self.diagnostics)?;
-        self.on_bus
-            .exchange(path.region(self.region.clone(), &self.device));
+        let region = path.region(self.region.clone(), &self.device);
+        self.on_bus.exchange(match self.guest_pages() {
+            Some(pages) => self.with_guest_pages(region, pages.clone()),
+            None => region,
+        });
         for (vcpu, tid) in self.vcpus().zip(&self.tids) {
             if let Some(tid) = tid.get() {
                 path.register_thread(vcpu, *tid);
@@ -162,10 +173,26 @@ impl BridgeInner {
         Ok(offload)
     }
 
+    fn guest_pages(&self) -> Option<&Arc<GuestPages>> {
+        self.ioeventfd.as_ref()?.guest_pages.as_ref()
+    }
+
+    /// The registers of a guest that may share pages.
+    fn with_guest_pages(
+        &self,
+        region: Arc<dyn MmioDevice>,
+        pages: Arc<GuestPages>,
+    ) -> Arc<dyn MmioDevice> {
+        let diagnostics = self.diagnostics.clone();
+        let device = self.device.clone();
+        Arc::new(GuestPagesRegion::new(region, device, pages, diagnostics))
+    }
+
     pub fn ioeventfd_lost(&self, path: IoeventfdPath) {
         self.keeps_pages.store(false, Relaxed);
         path.drain(&self.device);
         self.on_bus.exchange(self.region.clone());
+        self.guest_pages().inspect(|pages| pages.withdraw());
         path.stop(&self.device);
         self.diagnostics.warn(
             "the thread that carries out requests has died: each access exits to the VMM from \
@@ -179,7 +206,7 @@ impl BridgeInner {
         let why = path.hand_over();
         self.active().lost = Some((name, path));
         self.apply_tunings();
-        let next = self.ioeventfd.map(|_| self.start_ioeventfd());
+        let next = self.ioeventfd.as_ref().map(|_| self.start_ioeventfd());
         let (next, how) = match next {
             Some(Ok(next)) => (Some(next), "by the path ioeventfd".to_owned()),
             Some(Err(error)) => (None, format!("by exits to the VMM ({error})")),

@@ -10,22 +10,25 @@ use super::guest::{BridgeDevice, GuestFacts};
 use crate::host::Tid;
 use crate::kvm::diagnostics::Diagnostics;
 use crate::kvm::error::{Context, PathError};
+use crate::kvm::guest_pages::GuestPages;
 use crate::kvm::ioeventfd::{
     DomainWrites, EntryBell, IoeventfdRegion, MmioTrace, PendingWrites, PerfWatch, Unknown, Worker,
     WorkerParts, WriteOrder, freshness,
 };
 use crate::kvm::mmio_device::MmioDevice;
 use crate::kvm::offload::{Doorbell, KvmOffload, SlotMemory};
-use crate::{DeviceConfig, DomainId, VcpuId};
+use crate::{DeviceConfig, DomainId, VcpuId, region_size};
 
 /// The name of this path.
 const NAME: &str = "ioeventfd";
 
 /// How the path `ioeventfd` is to be.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct IoeventfdPlan {
     /// Each store to the pages has to be cleaned out of the cache.
     pub clean: bool,
+    /// Where a protected guest reads, which KVM has no slots for.
+    pub guest_pages: Option<Arc<GuestPages>>,
 }
 
 /// The path `ioeventfd`, running.
@@ -38,7 +41,7 @@ pub struct IoeventfdPath {
 }
 
 impl IoeventfdPath {
-    /// Starts it; what KVM is to do shows `pages`, which the device stores to.
+    /// Starts it; what KVM is to do shows `pages`, if there are some, which the device stores to.
     ///
     /// # Errors
     /// [`PathError::Refused`] for want of memory, threads (`EAGAIN`) or open files (`EMFILE`,
@@ -46,7 +49,7 @@ impl IoeventfdPath {
     pub fn start(
         device: &Arc<BridgeDevice>,
         guest: &GuestFacts,
-        pages: Arc<dyn SlotMemory>,
+        pages: Option<Arc<dyn SlotMemory>>,
         diagnostics: &Arc<dyn Diagnostics>,
     ) -> Result<(Self, KvmOffload), PathError> {
         let host = device.source().root();
@@ -55,7 +58,7 @@ impl IoeventfdPath {
             .ok()
             .context("too many vCPUs")?;
         let bells = bells(config)?;
-        let trace = MmioTrace::new(host, vcpus, (guest.base, pages.size()));
+        let trace = MmioTrace::new(host, vcpus, (guest.base, region_size(vcpus)));
         diagnostics.explain(&order(trace.as_ref().err()));
         let trace = trace.ok().map(Arc::new);
         let write_order: Arc<dyn WriteOrder> = match &trace {

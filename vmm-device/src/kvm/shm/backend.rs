@@ -91,7 +91,7 @@ impl ShmBackend {
         });
         Ok(KvmOffload {
             base: guest.base,
-            pages: self.memory.clone(),
+            pages: Some(self.memory.clone()),
             doorbells: bells.collect::<io::Result<_>>()?,
             lost,
             all_or_nothing: false,

@@ -24,12 +24,17 @@ use crate::vm::guest::{LinuxGuest, VmSpec};
 use crate::vm::layout;
 use crate::vm::machine::{Bootable, KvmGuest};
 use crate::vm::memory::{Memory, Region};
+use crate::vm::protected;
 use crate::vm::vcpu_end::VcpuEnd;
 pub use coherence::device_loads_see_caches;
 
 impl Bootable for LinuxGuest<'_> {
     fn boot(&mut self, kvm: &Kvm, console: &EventFd) -> anyhow::Result<KvmGuest> {
-        let vm = kvm.create_vm().context("KVM can't create a VM")?;
+        let vm = match self.spec.protected {
+            true => protected::create(kvm),
+            false => kvm.create_vm(),
+        };
+        let vm = vm.context("KVM can't create a VM")?;
         report_bad_accesses(&vm);
         let mut memory = Memory::of_pages(self.spec.pages);
         let ram = Region {
@@ -118,14 +123,21 @@ impl LinuxGuest<'_> {
         memory: &mut Memory,
         vcpus: &[VcpuFd],
     ) -> anyhow::Result<()> {
-        if vcpus.iter().all(pvtime::is_supported) {
+        // KVM can't write to a page that a protected guest has used, and offers it all the same.
+        if !self.spec.protected && vcpus.iter().all(pvtime::is_supported) {
             return pvtime::set_up(vm, memory, vcpus);
         }
         if !std::mem::replace(&mut self.warned, true) {
-            self.hooks.on_warning(
-                "this host's KVM has no stolen time: the guest takes time that the host \
-                 gave to others for its own; use a kernel with CONFIG_SCHED_INFO",
-            );
+            self.hooks.on_warning(match self.spec.protected {
+                true => {
+                    "a protected guest has no stolen time: it takes time that the host gave to \
+                     others for its own"
+                }
+                false => {
+                    "this host's KVM has no stolen time: the guest takes time that the host gave \
+                     to others for its own; use a kernel with CONFIG_SCHED_INFO"
+                }
+            });
         }
         Ok(())
     }

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A protected guest (pKVM): what it reads of the device comes from memory that it shares, without
+//! an exit; the host can read nothing else of it; what it names and doesn't share costs it no more
+//! than its loads; its memory is the host's again when the VMM is killed.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::bad_input::refused;
+use crate::harness::leftovers::left_soon;
+use crate::harness::plan::{
+    GuestDevice, Plan, ask_for, first_cpus, guest_policy, last_of, let_load_decay, set_governor,
+};
+use crate::harness::policy::Policy;
+use crate::harness::sysfs;
+use crate::harness::trace::exits::{Exits, SeenExits};
+use crate::harness::vm::{BOOT, Setup, Vm};
+use crate::harness::vmm::KERNEL;
+use crate::harness::wait::{SOON, settled};
+
+/// Accesses of each kind.
+const MANY: u64 = 100_000;
+const FEW: u64 = 100;
+/// Bytes of all registers.
+const REGION: u64 = 0x3_0000;
+/// `VCPUFREQ_REG_SHARED_PAGES`.
+const SHARED_PAGES: u64 = 0x10c;
+/// Where RAM begins, in pages; Linux' image is there.
+const RAM_PAGE: u64 = 0x4_0000;
+/// Kills, and how much less memory there may be after them: caches come and go.
+const KILLS: u32 = 5;
+const SLACK_KIB: u64 = 16 << 10;
+/// A piece of the kernel's text, behind what it frees after its boot.
+const TEXT: Range<u64> = 0x10_0000..0x10_1000;
+
+pub fn run(plan: &Plan) -> Result<Value> {
+    let own = plan.driver == "vcpufreq_guest";
+    let accesses = accesses(plan, own)?;
+    let mut parts = vec![("accesses", accesses), ("doctor", doctor()?)];
+    if own {
+        parts.push(("not_shared", not_shared(plan)?));
+        parts.push(("host_reads", host_reads(plan)?));
+        parts.push(("killed", killed(plan)?));
+        parts.push(("refused", refusals(plan)?));
+    }
+    let held = parts.iter().all(|(_, part)| part["held"] == true);
+    let parts = parts
+        .into_iter()
+        .map(|(name, part)| (name.to_owned(), part));
+    let mut all: serde_json::Map<String, Value> = parts.collect();
+    all.insert("held".to_owned(), held.into());
+    Ok(all.into())
+}
+
+fn setup(plan: &Plan) -> Result<(Vec<Policy>, Setup)> {
+    let policies = Policy::all()?;
+    let setup = Setup {
+        silent: true,
+        ..plan.mirroring(&first_cpus(&policies))
+    };
+    Ok((policies, setup))
+}
+
+/// Reads through the driver and requests, in tight loops, and a ramp under schedutil, in whose ticks
+/// the driver reads: how many of them reach the VMM. Linux' driver reads registers.
+fn accesses(plan: &Plan, own: bool) -> Result<Value> {
+    let (policies, setup) = setup(plan)?;
+    let mut vm = plan.guest(&setup)?;
+    let device = GuestDevice::of(&mut vm)?;
+    let (last, policy) = last_of(&policies)?;
+    for vcpu in 0..policies.len() {
+        set_governor(&mut vm, vcpu, "userspace")?;
+    }
+    let at = |seen: &SeenExits, range: Range<u64>| seen.at(range);
+    let region = device.base..device.base + REGION;
+    let exits = Exits::watch()?;
+    if own {
+        vm.ask(format!("reads {} {MANY}", cur_freq(last)))?;
+    }
+    let reads = at(&exits.stop()?, region.clone());
+    let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
+    let set_perf = device.set_perf(last);
+    let exits = Exits::watch()?;
+    let opps = opps.join(" ");
+    vm.number(format!("stores {last} {set_perf} {MANY} {opps}"))?;
+    let page = device.cur_perf(last);
+    let writes = at(&exits.stop()?, page + 4..page + 8);
+    let mut wrong = Vec::new();
+    vm.ask(format!("start busy busy {last}"))?;
+    for &khz in policy.opps.iter().filter(|_| own) {
+        ask_for(&mut vm, last, khz)?;
+        let_load_decay();
+        let read = vm.number(format!("read {}", cur_freq(last)))?;
+        let host = policy.khz()?;
+        if read != u64::from(host) {
+            wrong.push(json!({ "guest_reads_khz": read, "host_khz": host }));
+        }
+    }
+    vm.ask("stop busy")?;
+    let ramp = ramp(&mut vm, policies.len(), region)?;
+    let said = vm.quit()?;
+    let no_read = reads.exited == 0 && ramp["exited"] == 0;
+    let held = writes.trapped == MANY
+        && writes.exited == 0
+        && wrong.is_empty()
+        && no_read == own
+        && ramp["trapped"] != 0;
+    Ok(json!({
+        "held": held, "reads": if own { MANY } else { 0 }, "reads_exited": reads.exited,
+        "writes_trapped": writes.trapped, "writes_exited": writes.exited, "ramp": ramp,
+        "wrong": wrong, "vmm_said": said,
+    }))
+}
+
+fn ramp(vm: &mut Vm, vcpus: usize, region: Range<u64>) -> Result<Value> {
+    for vcpu in 0..vcpus {
+        set_governor(vm, vcpu, "schedutil")?;
+    }
+    let exits = Exits::watch()?;
+    for vcpu in 0..vcpus {
+        vm.ask(format!("start busy busy {vcpu}"))?;
+        let_load_decay();
+        vm.ask("stop busy")?;
+        let_load_decay();
+    }
+    let seen = exits.stop()?.at(region);
+    Ok(json!({ "trapped": seen.trapped, "exited": seen.exited }))
+}
+
+fn cur_freq(vcpu: usize) -> String {
+    format!("{}/host_cur_freq", guest_policy(vcpu))
+}
+
+fn doctor() -> Result<Value> {
+    let output = Command::new("/bin/vcpufreq")
+        .args(["doctor", "--json"])
+        .output()?;
+    let said: Value = serde_json::from_slice(&output.stdout).context("doctor --json")?;
+    let mut all = said["findings"].as_array().into_iter().flatten();
+    let finding = all.find(|one| one["subject"] == "protected VMs");
+    let held = finding.is_some_and(|finding| finding["what"] == "yes");
+    Ok(json!({ "held": held, "finding": finding }))
+}
+
+/// Pages that are none, and such that the guest doesn't share: its driver goes on by registers, and
+/// there is one line about it.
+fn not_shared(plan: &Plan) -> Result<Value> {
+    let (policies, setup) = setup(plan)?;
+    let mut vm = plan.guest(&setup)?;
+    let device = GuestDevice::of(&mut vm)?;
+    let register = device.base + SHARED_PAGES;
+    for page in [1, RAM_PAGE + 0x300, u64::from(u32::MAX), RAM_PAGE - 1] {
+        vm.ask(format!("poke 0 {register:#x} {page}"))?;
+    }
+    let (last, policy) = last_of(&policies)?;
+    set_governor(&mut vm, last, "userspace")?;
+    ask_for(&mut vm, last, policy.min())?;
+    let exits = Exits::watch()?;
+    vm.ask(format!("reads {} {FEW}", cur_freq(last)))?;
+    let seen = exits.stop()?.at(device.base..device.base + REGION);
+    let said = vm.quit()?;
+    let lines = said.matches("names pages that it doesn't share").count();
+    let held = lines == 1 && seen.exited >= FEW;
+    Ok(json!({ "held": held, "reads_exited": seen.exited, "vmm_said": said }))
+}
+
+/// Another process of the host, with all rights, reads the guest's memory where its kernel is. The
+/// kernel takes the page from the guest for that, which ends it.
+fn host_reads(plan: &Plan) -> Result<Value> {
+    let mut kernel = vec![0; usize::try_from(TEXT.end - TEXT.start)?];
+    File::open(KERNEL)?.read_exact_at(&mut kernel, TEXT.start)?;
+    let (_, setup) = setup(plan)?;
+    let vm = plan.guest(&setup)?;
+    let pid = vm.pid();
+    let maps = sysfs::text(format!("/proc/{pid}/maps"))?;
+    let range = |line: &str| {
+        let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        Some((number(start)?, number(end)?))
+    };
+    let all = maps.lines().filter_map(range);
+    let ram = all.max_by_key(|(start, end)| end - start);
+    let (start, _) = ram.context("the VMM maps nothing")?;
+    let mut seen = vec![0; kernel.len()];
+    let memory = File::open(format!("/proc/{pid}/mem"))?;
+    let read = memory.read_exact_at(&mut seen, start + TEXT.start);
+    let equal = kernel.iter().zip(&seen).filter(|(a, b)| a == b && **a != 0);
+    let equal = equal.count();
+    // The text isn't empty, and nothing of it was seen.
+    let held = kernel.iter().any(|byte| *byte != 0) && equal == 0;
+    vm.kill()?;
+    Ok(json!({
+        "held": held, "equal_bytes": equal, "read": format!("{read:?}"), "left": left_soon()?,
+    }))
+}
+
+/// Kills of a VMM whose guest has booted: nothing is left, and the memory is the host's again.
+fn killed(plan: &Plan) -> Result<Value> {
+    let (_, setup) = setup(plan)?;
+    let available = || sysfs::field::<u64>("/proc/meminfo", "MemAvailable");
+    let boot_and_kill = || {
+        let mut vm = Vm::start(&setup)?;
+        vm.expect("@ready", BOOT)?;
+        vm.kill()
+    };
+    // What the first one leaves in caches is no loss.
+    boot_and_kill()?;
+    let before = available()?;
+    for _ in 0..KILLS {
+        boot_and_kill()?;
+    }
+    let back = |now: &u64| now + SLACK_KIB >= before;
+    let after = settled(SOON, available, back)?;
+    let left = left_soon()?;
+    let held = back(&after) && left.is_empty();
+    Ok(json!({ "held": held, "before_kib": before, "after_kib": after, "left": left }))
+}
+
+/// What a protected guest can't have: exit code 2, and a line with what to do.
+fn refusals(plan: &Plan) -> Result<Value> {
+    let (_, setup) = setup(plan)?;
+    let rows: [(&[&str], &str); 4] = [
+        (&["--path", "bpf"], "leave --path out"),
+        (&["--path", "shm"], "leave --path out"),
+        (&["--hugepages", "2M"], "leave --hugepages out"),
+        (&["--actuator", "scx"], "leave --actuator out"),
+    ];
+    let results = rows.map(|(options, wanted)| {
+        refused(&setup.clone().with(options), &["protected guest", wanted])
+    });
+    let results = results.into_iter().collect::<Result<Vec<_>>>()?;
+    let held = results.iter().all(|result| result["held"] == true);
+    Ok(json!({ "held": held, "each": results }))
+}
