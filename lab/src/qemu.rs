@@ -11,7 +11,7 @@ use crate::packages;
 use crate::root::Root;
 
 /// Scenarios that run it, whatever the others' VMM is.
-const SCENARIOS: [&str; 14] = [
+const SCENARIOS: [&str; 15] = [
     "board:kills",
     "debian-guest",
     "libvirt",

@@ -48,6 +48,8 @@ fn dead_links_are_found() {
 fn words_of_generated_tables_do_not_count() {
     let text = "one two\n<!-- figures:x -->\n| a | b |\n<!-- end -->\n| three | - |\n";
     assert_eq!(words(text), 3);
+    let text = "<!-- made by x -->\nfour five:\n\n| a | b |\n## six\n| seven |\n";
+    assert_eq!(words(text), 7);
 }
 
 fn root() -> PathBuf {
@@ -97,6 +99,7 @@ fn pages_below(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn words(text: &str) -> usize {
+    let text = without_tables_of_code(text);
     let mut parts = text.split("<!-- figures:");
     let first = parts.next().unwrap_or_default();
     let after = parts.filter_map(|part| Some(part.split_once("<!-- end -->")?.1));
@@ -106,6 +109,16 @@ fn words(text: &str) -> usize {
     words
         .filter(|word| word.contains(char::is_alphanumeric))
         .count()
+}
+
+/// A page without the tables that code makes, from its `made by` to the next heading.
+fn without_tables_of_code(text: &str) -> String {
+    let mut made = false;
+    let lines = text.split_inclusive('\n').filter(|line| {
+        made = (made || line.starts_with("<!-- made by ")) && !line.starts_with('#');
+        !(made && line.starts_with('|'))
+    });
+    lines.collect()
 }
 
 /// A page without its blocks of code.

@@ -19,20 +19,22 @@ type Figure = (&'static str, fn(&[Source]) -> usize, usize);
 
 const FIGURES: &[Figure] = &[
     ("files of vmm that import rt", rt_in_vmm, 20),
-    ("public items of vmm-device", public_items, 669),
+    // 39 of them are tunings, pages in a guest's RAM, and pages that a protected guest shares.
+    ("public items of vmm-device", public_items, 682),
     ("public traits of vmm-device", public_traits, 17),
     ("files that name a scenario, median", files_of_a_scenario, 3),
+    // 15 of them are of the scenarios tune, trace, qemu-ram, libvirt-rt, rt-qemu:kills and protected.
     (
         "verdicts made by hand",
         |all| count(all, "tests/", "\"held\":"),
-        200,
+        213,
     ),
     (
         "verdicts read by a key",
         |all| count(all, "tests/", "[\"held\"]"),
-        88,
+        93,
     ),
-    ("functions named `of`", |all| count(all, "", "fn of("), 54),
+    ("functions named `of`", |all| count(all, "", "fn of("), 55),
     (
         "functions named `serve`",
         |all| count(all, "", "fn serve("),
@@ -41,7 +43,7 @@ const FIGURES: &[Figure] = &[
     (
         "locks that ignore a panic",
         |all| count(all, "", "into_inner"),
-        53,
+        54,
     ),
 ];
 

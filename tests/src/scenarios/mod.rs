@@ -126,6 +126,19 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "rt-app" => models::rt_app::run(plan),
         "speed" => models::speed::run(plan),
         "speed-guest" => models::speed::guest(plan),
+        name if name.starts_with("rt-") && name != "rt-app" => real_time(name, plan),
+        "planted" => planted::run(),
+        "kunit" => kunit::run(plan),
+        _ if name.split(':').next() == Some("bench") => bench::program::run(plan, name),
+        _ if name.split(':').next() == Some("many-vcpus") => device::many_vcpus::run(plan, name),
+        _ => bail!("no such scenario"),
+    }
+}
+
+/// Those of real-time guests.
+#[cfg(feature = "scenarios")]
+fn real_time(name: &str, plan: &Plan) -> Result<Value> {
+    match name {
         "rt-guest" => rt::guest::run(plan),
         "rt-io" => rt::io::run(plan),
         "rt-latency" => rt::latency::run(plan),
@@ -135,10 +148,6 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "rt-settings" => rt::settings::run(plan),
         "rt-settings:kills" => rt::settings::kills(plan),
         "rt-standard" => rt::standard::run(plan),
-        "planted" => planted::run(),
-        "kunit" => kunit::run(plan),
-        _ if name.split(':').next() == Some("bench") => bench::program::run(plan, name),
-        _ if name.split(':').next() == Some("many-vcpus") => device::many_vcpus::run(plan, name),
         _ => bail!("no such scenario"),
     }
 }

@@ -83,7 +83,7 @@ pub fn check(command: &QemuCommand<'_>) -> anyhow::Result<()> {
         Described::ByTree => {}
     }
     if command.has_kvm() {
-        check_coherent(PathFacts::ask(KVM_DEVICE.as_ref()))?;
+        check_coherent(PathFacts::ask(KVM_DEVICE.as_ref(), false))?;
     }
     Ok(())
 }
@@ -265,6 +265,7 @@ mod tests {
     #[test]
     fn caches_that_a_guest_goes_past_are_refused() {
         let facts = |coherent| PathFacts {
+            protected: false,
             readonly_slots: Ok(()),
             ioeventfds: Ok(()),
             coherent,

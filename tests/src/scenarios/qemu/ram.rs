@@ -95,6 +95,7 @@ pub fn run() -> Result<Value> {
 fn booted(setup: &Setup, memory: Option<&str>) -> Result<Vm> {
     let mut vm = Vm::boot_prepared(setup, |qemu| with_memory(qemu, memory))?;
     let plan = Plan {
+        protected: false,
         driver: DRIVER.to_owned(),
         path: None,
         vmm: Vmm::Qemu,
