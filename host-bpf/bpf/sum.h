@@ -150,8 +150,8 @@ static __always_inline void refresh_sum(struct vcpufreq_bpf_vcpu *vcpu, __u32 id
 }
 
 /*
- * The clamp where a domain asks for `clamp`, with its neighbours' utilization. Nothing is added to a
- * ceiling: on the host a limited task's neighbours, while they run, lift its
+ * The clamp where a domain asks for `clamp`, with its neighbours' utilization. Nothing is
+ * added to a ceiling: on the host a limited task's neighbours, while they run, lift its
  * limit by themselves.
  */
 static __always_inline __u32 with_others(const struct vcpufreq_bpf_policy *policy,

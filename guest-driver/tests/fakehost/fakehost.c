@@ -28,6 +28,7 @@ static void fakehost_write(u32 value, void __iomem *addr);
 #include "../../vcpufreq_cap.c"
 #include "../../vcpufreq_capacity.c"
 #include "../../vcpufreq_em.c"
+#include "../../vcpufreq_pages.c"
 #include "../../vcpufreq_core.c"
 
 #define FAKE_CPUS 8

@@ -485,7 +485,10 @@ fn what_reads_a_guests_requests_has_no_rights() {
         );
     }
     names.sort();
-    assert_eq!(names, ["maintenance", "requests", "stats", "vcpufreq"]);
+    assert_eq!(
+        names,
+        ["maintenance", "requests", "stats", "tune", "vcpufreq"]
+    );
     // The server, and clients of `vcpufreq stats`: not the VMM.
     let open = fs::read_dir(format!("{process}/fd")).unwrap().flatten();
     let open = open.filter_map(|file| fs::read_link(file.path()).ok());

@@ -195,7 +195,7 @@ impl Case {
         };
         let bounds = Clamp {
             min: Util::saturating((khz & 511).into()),
-            max: Util::saturating((512 + (khz >> 9 & 511)).into()),
+            max: Util::saturating((512 + ((khz >> 9) & 511)).into()),
         };
         let perf = performance(&spec, &pcpu).map_or(0, |khz| khz.0);
         Ok([

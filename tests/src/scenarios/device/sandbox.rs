@@ -19,12 +19,13 @@ use crate::harness::vmm::Setup;
 use crate::harness::wait::{SOON, settled, wait_until};
 
 /// The threads of a VMM, by the beginning of their names: one of each class.
-const CLASSES: [&str; 6] = [
+const CLASSES: [&str; 7] = [
     "vcpufreq",
     "vcpu",
     "requests",
     "maintenance",
     "stats",
+    "tune",
     "events",
 ];
 /// In which a VMM is set up.
