@@ -21,7 +21,7 @@
 #define VCPUFREQ_REG_EXTENSIONS		0x100	/* -  nothing is added below it */
 #define VCPUFREQ_REG_FEATURES		0x100	/* R  bits: what there is beyond the binding */
 #define VCPUFREQ_REG_PERF_CAP		0x108	/* R  kHz: the most that its domain can get now */
-#define VCPUFREQ_REG_SHARED_PAGES	0x10c	/* W  page: where the guest reads, too; 0: nowhere */
+#define VCPUFREQ_REG_SHARED_PAGES	0x10c	/* W  page: where the guest reads; 0: none */
 
 #define VCPUFREQ_FEATURE_ANY_CPU	0x1	/* bit: any CPU may write any set_perf */
 #define VCPUFREQ_FEATURE_PERF_CAP	0x2	/* bit: perf_cap is known; it reads 0 without */
@@ -32,7 +32,7 @@
 #define VCPUFREQ_CEILING_SHIFT		28	/* bits above: a ceiling for so many ms */
 #define VCPUFREQ_CEILING_MS_MAX		15
 
-#define VCPUFREQ_SHARED_PAGE_SHIFT	12	/* bits: from a page of shared_pages to its address */
+#define VCPUFREQ_SHARED_PAGE_SHIFT	12	/* bits: of a page of shared_pages */
 #define VCPUFREQ_CUR_PERF_UNKNOWN	0xffffffff	/* kHz: of a shared page that isn't true */
 
 #define VCPUFREQ_REG_WIDTH		4	/* bytes: of every register */

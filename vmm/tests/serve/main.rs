@@ -489,13 +489,13 @@ fn what_reads_a_guests_requests_has_no_rights() {
         names,
         ["maintenance", "requests", "stats", "tune", "vcpufreq"]
     );
-    // The server, and clients of `vcpufreq stats`: not the VMM.
+    // The server, and clients of `vcpufreq stats` and `tune`: not the VMM.
     let open = fs::read_dir(format!("{process}/fd")).unwrap().flatten();
     let open = open.filter_map(|file| fs::read_link(file.path()).ok());
     let named = |kind: &str, name: &PathBuf| name.to_string_lossy().contains(kind);
     let open: Vec<_> = open.collect();
     let count = |kind| open.iter().filter(|name| named(kind, name)).count();
-    assert_eq!(["socket:", "pidfd", "signalfd"].map(count), [2, 0, 0]);
+    assert_eq!(["socket:", "pidfd", "signalfd"].map(count), [3, 0, 0]);
     vmm.end();
     server.hear("has ended");
     server.end(Signal::SIGTERM);
