@@ -34,6 +34,7 @@ pub mod run;
 pub mod sandbox;
 pub mod scx;
 pub mod serve;
+mod socket_thread;
 pub mod stats;
 mod sys;
 pub mod trace;

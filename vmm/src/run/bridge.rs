@@ -21,8 +21,9 @@ use crate::{
     message::warn,
     path,
     sandbox::{Confined, Sandbox},
-    stats::{OppTime, Stats, StatsServer, TimeInState, TuningStats, VcpuStats},
-    tune::TuneServer,
+    socket_thread::SocketThread,
+    stats::{self, OppTime, Stats, TimeInState, TuningStats, VcpuStats},
+    tune,
     vm::{Cpufreq, kick_signal, layout::CPUFREQ_BASE},
 };
 
@@ -96,8 +97,8 @@ pub struct GuestBridge {
 
 /// What answers to other programs.
 pub struct AnsweringThreads {
-    stats: Option<StatsServer>,
-    tune: Option<TuneServer>,
+    stats: Option<SocketThread>,
+    tune: Option<SocketThread>,
 }
 
 impl AnsweringThreads {
@@ -116,8 +117,8 @@ impl AnsweringThreads {
 
     /// Ends the threads.
     pub fn stop(self) {
-        self.tune.into_iter().for_each(TuneServer::stop);
-        self.stats.into_iter().for_each(StatsServer::stop);
+        self.tune.into_iter().for_each(SocketThread::stop);
+        self.stats.into_iter().for_each(SocketThread::stop);
     }
 }
 
@@ -234,38 +235,35 @@ pub fn observe(
 fn answer_tune(
     bridge: BridgeHandle,
     (pid, sandbox): (u32, Option<Arc<Sandbox>>),
-) -> Option<TuneServer> {
-    let serve = || {
+) -> Option<SocketThread> {
+    let start = || {
         let path = StateDir::of_user()?.tune_socket_path(pid);
-        anyhow::Ok(TuneServer::start(&path, sandbox, bridge)?)
+        anyhow::Ok(tune::start_taking_calls(&path, sandbox, bridge)?)
     };
-    let server = serve();
-    if let Err(error) = &server {
-        warn(&format!(
-            "vcpufreq tune won't be answered: {error:#}; look at the directory's permissions"
-        ));
-    }
-    server.ok()
+    or_warned("tune", start())
 }
 
 fn answer_stats(
     bridge: BridgeHandle,
     times: TimeInState,
     (pid, sandbox): (u32, Option<Arc<Sandbox>>),
-) -> Option<StatsServer> {
-    let serve = || {
+) -> Option<SocketThread> {
+    let start = || {
         let path = StateDir::of_user()?.socket_path(pid);
-        anyhow::Ok(StatsServer::start(&path, sandbox, move || {
-            stats(pid, &bridge, &times)
-        })?)
+        let stats = move || stats(pid, &bridge, &times);
+        anyhow::Ok(stats::start_answering(&path, sandbox, stats)?)
     };
-    let server = serve();
-    if let Err(error) = &server {
+    or_warned("stats", start())
+}
+
+/// The thread that answers this command; a VM goes on without it.
+fn or_warned(command: &str, started: anyhow::Result<SocketThread>) -> Option<SocketThread> {
+    let warned = started.inspect_err(|error| {
         warn(&format!(
-            "vcpufreq stats won't be answered: {error:#}; look at the directory's permissions"
+            "vcpufreq {command} won't be answered: {error:#}; look at the directory's permissions"
         ));
-    }
-    server.ok()
+    });
+    warned.ok()
 }
 
 /// What is counted by now.

@@ -21,7 +21,7 @@ pub use client::{VmmSocket, ask, ask_all, choose, running};
 pub use http::answer;
 pub use openmetrics::openmetrics;
 pub use residency::TimeInState;
-pub use server::StatsServer;
+pub use server::start_answering;
 pub use snapshot::{OppTime, PolicyTimes, Stats, Times, TuningStats, VcpuStats};
 pub use text::table;
 pub use top::{screen, top};
@@ -48,7 +48,7 @@ mod tests {
     use vcpufreq_device::{CounterSnapshot, Histogram};
 
     use super::{client::ask_while, *};
-    use crate::patience::patience;
+    use crate::{patience::patience, socket_thread::SocketThread};
 
     /// Counts under a lock, as the bridge does.
     fn fixed(stats: Stats) -> Arc<Mutex<Stats>> {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     /// A server, and its socket.
-    fn served(counted: Arc<Mutex<Stats>>) -> (tempfile::TempDir, PathBuf, StatsServer) {
+    fn served(counted: Arc<Mutex<Stats>>) -> (tempfile::TempDir, PathBuf, SocketThread) {
         served_within(patience(1), counted)
     }
 
@@ -106,11 +106,11 @@ mod tests {
     fn served_within(
         patience: Duration,
         counted: Arc<Mutex<Stats>>,
-    ) -> (tempfile::TempDir, PathBuf, StatsServer) {
+    ) -> (tempfile::TempDir, PathBuf, SocketThread) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("42.sock");
         let stats = move || counted.lock().unwrap().clone();
-        let server = StatsServer::start_within(patience, &path, None, stats).unwrap();
+        let server = server::start_answering_within(patience, &path, None, stats).unwrap();
         (dir, path, server)
     }
 

@@ -3,7 +3,7 @@
 //! guest's vCPU, for a time.
 //!
 //! ```text
-//! tune ─▶ a line of JSON on PID.tune, beside the VMM's record ─▶ TuneServer ─▶ BridgeHandle ─▶ clamps
+//! tune ─▶ a line of JSON on PID.tune, beside the VMM's record ─▶ server ─▶ BridgeHandle ─▶ clamps
 //! ```
 //! The connection is the program's life: when it closes, what was set over it ends.
 
@@ -12,7 +12,7 @@ mod server;
 mod wire;
 
 pub use client::{TuneArgs, retune, tune, untune};
-pub use server::TuneServer;
+pub use server::start_taking_calls;
 pub use wire::Lasts;
 
 #[cfg(test)]

@@ -3,34 +3,32 @@
 //! has set when its connection closes. No client holds another one up: the thread waits for none.
 
 use std::{
-    fs, io,
+    io,
     num::NonZeroU32,
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    thread::JoinHandle,
+    sync::{Arc, atomic::Ordering::SeqCst},
     time::Duration,
 };
 
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{Shutdown, SockFlag, accept4, getsockopt, shutdown, sockopt::PeerCredentials},
+    sys::socket::{SockFlag, accept4, getsockopt, sockopt::PeerCredentials},
     unistd::{geteuid, read, write},
 };
 use vcpufreq_device::{
-    Khz, Pace, RateLimit, TuneClient, TuneRequest, VcpuId, host, host::monotonic_ns,
-    kvm::BridgeHandle,
+    Khz, Pace, RateLimit, TuneClient, TuneRequest, VcpuId, host::monotonic_ns, kvm::BridgeHandle,
 };
 
 use super::wire::{LINE, TuneAnswer, TuneVerb};
-use crate::sandbox::{Sandbox, ThreadClass};
+use crate::{
+    sandbox::{Sandbox, ThreadClass},
+    socket_thread::SocketThread,
+};
 
 /// Calls of a client.
 const CALLS: RateLimit = RateLimit {
@@ -44,72 +42,35 @@ const HANDLES: usize = 16;
 /// How long to wait for a file that may be opened.
 const NO_FILES: Duration = Duration::from_millis(10);
 
-/// The thread that takes calls.
-pub struct TuneServer {
-    listener: Arc<UnixListener>,
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
-}
-
-impl TuneServer {
-    /// Takes calls for `bridge` at `path`, in a directory that only this user may enter.
-    ///
-    /// # Errors
-    /// When the socket can't be made, or the thread not be started.
-    pub fn start(
-        path: &Path,
-        sandbox: Option<Arc<Sandbox>>,
-        bridge: BridgeHandle,
-    ) -> io::Result<Self> {
-        let listener = Arc::new(UnixListener::bind(path)?);
-        let stop = Arc::new(AtomicBool::new(false));
+/// Takes calls for `bridge` at `path`, in a directory that only this user may enter.
+///
+/// # Errors
+/// When the socket can't be made, or the thread not be started.
+pub fn start_taking_calls(
+    path: &Path,
+    sandbox: Option<Arc<Sandbox>>,
+    bridge: BridgeHandle,
+) -> io::Result<SocketThread> {
+    let user = geteuid().as_raw();
+    let name = ("tune", ThreadClass::Tune);
+    SocketThread::start(path, name, sandbox, move |listener, stop| {
         let mut serving = Serving {
-            listener: listener.clone(),
+            listener,
             bridge,
-            user: geteuid().as_raw(),
+            user,
             clients: Vec::new(),
             last: 0,
             pace: CALLS.each(),
         };
-        let stopped = stop.clone();
-        let serve = move || {
-            // Without uclamp it is a thread like any other.
-            let _ = host::clamp_current_thread_to_zero();
-            if let Some(sandbox) = sandbox {
-                sandbox.enter_or_end(ThreadClass::Tune);
-            }
-            let mut wait = None;
-            while !stopped.load(SeqCst) {
-                wait = serving.turn(wait);
-            }
-        };
-        let thread = std::thread::Builder::new().name("tune".to_owned());
-        match thread.spawn(serve) {
-            Ok(thread) => Ok(Self {
-                listener,
-                stop,
-                thread,
-            }),
-            Err(error) => {
-                // It was made just now.
-                let _ = fs::remove_file(path);
-                Err(error)
-            }
+        let mut wait = None;
+        while !stop.load(SeqCst) {
+            wait = serving.turn(wait);
         }
-    }
-
-    /// Ends the thread. The socket's file is removed with the VMM's record.
-    pub fn stop(self) {
-        self.stop.store(true, SeqCst);
-        // It can't fail for a socket that listens, and ends the wait for clients.
-        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
-        // A panic of that thread was reported when it happened.
-        let _ = self.thread.join();
-    }
+    })
 }
 
-struct Serving {
-    listener: Arc<UnixListener>,
+struct Serving<'a> {
+    listener: &'a UnixListener,
     bridge: BridgeHandle,
     user: u32,
     clients: Vec<ConnectedClient>,
@@ -129,7 +90,7 @@ struct ConnectedClient {
     gone: bool,
 }
 
-impl Serving {
+impl Serving<'_> {
     /// Waits for so long at most, and does what there is to do; how long the next wait may be.
     fn turn(&mut self, wait: Option<Duration>) -> Option<Duration> {
         let [knocks, ready] = self.wait(wait);

@@ -22,10 +22,10 @@ use vcpufreq_device::{
 };
 
 use super::{
-    server::TuneServer,
+    server::start_taking_calls,
     wire::{Lasts, TuneAnswer, TuneReply, TuneVerb},
 };
-use crate::{patience::patience, run::bridge::StderrDiagnostics};
+use crate::{patience::patience, run::bridge::StderrDiagnostics, socket_thread::SocketThread};
 
 const MOUNTS: &str = "\
 22 1 0:20 / /proc rw - proc proc rw
@@ -37,7 +37,7 @@ const LONG: u64 = 3_600_000;
 struct TuneScene {
     dir: TempDir,
     bridge: Bridge,
-    server: TuneServer,
+    server: SocketThread,
 }
 
 impl TuneScene {
@@ -86,7 +86,7 @@ impl TuneScene {
         let diagnostics: Arc<dyn Diagnostics> = Arc::new(StderrDiagnostics { explain: false });
         let bridge = Bridge::start(device, &BridgeConfig::new(0, 2), &[], &diagnostics).unwrap();
         let path = dir.path().join("42.tune");
-        let server = TuneServer::start(&path, None, bridge.handle()).unwrap();
+        let server = start_taking_calls(&path, None, bridge.handle()).unwrap();
         Self {
             dir,
             bridge,
