@@ -168,20 +168,25 @@ static inline bool vcpufreq_read_page(const struct vcpufreq_io *io,
 				      unsigned int cpu, unsigned int reg,
 				      u32 *value)
 {
-	const __le32 *page = io->pages;
+	const __le32 *page;
+	bool known = false;
 
-	if (!page || (reg != VCPUFREQ_REG_CUR_PERF && reg != VCPUFREQ_REG_PERF_CAP))
+	if (reg != VCPUFREQ_REG_CUR_PERF && reg != VCPUFREQ_REG_PERF_CAP)
 		return false;
 
-	page += cpu * VCPUFREQ_STRIDE / sizeof(*page);
-	*value = le32_to_cpu(READ_ONCE(page[VCPUFREQ_REG_CUR_PERF / sizeof(*page)]));
-	if (*value == VCPUFREQ_CUR_PERF_UNKNOWN)
-		return false;
+	/* vcpufreq_pages_shutdown() waits for the end of this. */
+	rcu_read_lock();
+	page = READ_ONCE(io->pages);
+	if (page) {
+		page += cpu * VCPUFREQ_STRIDE / sizeof(*page);
+		*value = le32_to_cpu(READ_ONCE(page[VCPUFREQ_REG_CUR_PERF / sizeof(*page)]));
+		known = *value != VCPUFREQ_CUR_PERF_UNKNOWN;
+		if (known && reg == VCPUFREQ_REG_PERF_CAP)
+			*value = le32_to_cpu(READ_ONCE(page[reg / sizeof(*page)]));
+	}
+	rcu_read_unlock();
 
-	if (reg == VCPUFREQ_REG_PERF_CAP)
-		*value = le32_to_cpu(READ_ONCE(page[reg / sizeof(*page)]));
-
-	return true;
+	return known;
 }
 
 /*

@@ -11,7 +11,7 @@
  * no more.
  *
  * Without these pages each read is one of a register: when the kernel can't
- * share pages (CONFIG_ARM_PKVM_GUEST), or when the host stops to keep them true.
+ * share pages (CONFIG_ARM_PKVM_GUEST), or when the host stops updating them.
  */
 
 #include <linux/cpumask.h>
@@ -20,6 +20,7 @@
 #include <linux/io.h>
 #include <linux/limits.h>
 #include <linux/mm.h>
+#include <linux/rcupdate.h>
 #include <linux/set_memory.h>
 #include <linux/string.h>
 
@@ -49,7 +50,7 @@ static void vcpufreq_free_pages(struct vcpufreq *vf, void *pages)
 }
 
 /**
- * vcpufreq_pages_share() - let the host write what it tells to the guest's memory
+ * vcpufreq_pages_share() - share pages into which the host writes cur_perf and perf_cap
  * @vf:		device whose registers are mapped; gets the pages if it takes some
  *
  * Without pages the registers are read, so no error is fatal.
@@ -104,10 +105,16 @@ void vcpufreq_pages_unshare(struct vcpufreq *vf)
  */
 void vcpufreq_pages_shutdown(struct vcpufreq *vf)
 {
-	if (!vf->io.pages)
+	void *pages = vf->io.pages;
+
+	if (!pages)
 		return;
 
+	/* Where a page that becomes private is unmapped meanwhile, a load would fault. */
+	WRITE_ONCE(vf->io.pages, NULL);
+	synchronize_rcu();
+
 	vcpufreq_write(vf, 0, VCPUFREQ_REG_SHARED_PAGES, 0);
-	set_memory_encrypted((unsigned long)vf->io.pages,
+	set_memory_encrypted((unsigned long)pages,
 			     vcpufreq_pages_size() >> PAGE_SHIFT);
 }
