@@ -63,6 +63,9 @@ impl RunWatch {
         let event = PerfEvent::run_time(tid)?;
         let when = EpollEvent::new(EventSet::IN, RAN | u64::from(vcpu.0));
         epoll.ctl(ControlOperation::Add, event.fd(), when)?;
+        // The worker may sleep already, by what the threads before this one will do.
+        watched.armed.store(true, Relaxed);
+        event.fire_once()?;
         // A vCPU has one thread.
         let _ = watched.event.set(event);
         Ok(())
@@ -73,7 +76,9 @@ impl RunWatch {
         let events = self.vcpus.iter().filter_map(|watched| {
             let event = watched.event.get()?;
             // One that has not fired since is armed still.
-            Some(watched.armed.swap(true, Relaxed) || event.fire_once().is_ok())
+            let armed = watched.armed.swap(true, Relaxed) || event.fire_once().is_ok();
+            watched.armed.store(armed, Relaxed);
+            Some(armed)
         });
         let armed: Vec<_> = events.collect();
         let registered = self.registered.load(Relaxed);
@@ -112,7 +117,7 @@ pub(super) const TURN: Duration = Duration::from_millis(1);
 /// one.
 const QUIET: u32 = 25;
 const MOST_QUIET: u32 = 1000;
-/// A vCPU that runs so soon after the worker has begun to sleep runs much.
+/// If a vCPU runs within this time after the worker has begun to sleep, the vCPU counts as busy.
 const SOON: Duration = Duration::from_millis(100);
 
 impl Rest {
@@ -141,7 +146,7 @@ impl Rest {
             }
             return false;
         }
-        self.quiet += 1;
+        self.quiet = (self.quiet + 1).min(MOST_QUIET);
         self.quiet >= (2 * self.took).clamp(QUIET, MOST_QUIET)
     }
 
@@ -200,6 +205,17 @@ mod tests {
         let soon = [(); 7].map(|()| turns_after(SOON / 2));
         assert_eq!(soon, [50, 100, 200, 400, 800, 1000, 1000]);
         assert_eq!(turns_after(SOON), QUIET);
+    }
+
+    #[test]
+    fn a_worker_that_may_never_sleep_counts_no_further() {
+        let (mut rest, now) = (Rest::default(), Instant::now());
+        (0..2 * MOST_QUIET).for_each(|_| {
+            rest.after_turn(false, now);
+        });
+        assert_eq!(rest.quiet, MOST_QUIET);
+        rest.sleep_unless(false, now);
+        assert_eq!(rest.took, MOST_QUIET);
     }
 
     #[test]

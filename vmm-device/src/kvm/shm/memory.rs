@@ -74,10 +74,12 @@ impl SharedMemory {
     }
 
     /// The pages of so many vCPUs at byte `offset` of `file`, which is RAM of the guest. They stay as
-    /// they are.
+    /// they are. A VMM that shortens a file of its own that isn't sealed ends the process that maps it
+    /// (SIGBUS); a guest can't.
     ///
     /// # Errors
-    /// `InvalidData` when the file ends before the pages do, or `offset` isn't a multiple of 64 KiB; an error of kind `Other` when mmap(2) refuses the mapping.
+    /// `InvalidData` when the file ends before the pages do, or `offset` isn't a multiple of 64 KiB; an
+    /// error of kind `Other` when mmap(2) refuses the mapping.
     pub fn in_guest_ram(file: File, offset: u64, vcpus: u16) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let end = offset.checked_add(region_size(vcpus));
