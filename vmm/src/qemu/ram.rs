@@ -2,7 +2,12 @@
 //! The guest's RAM as a file, in which the registers are: one that this program makes for QEMU, or
 //! the one of a memory object on QEMU's command line.
 
-use std::{fs::File, process::Child, thread::sleep, time::Duration};
+use std::{
+    fs::File,
+    process::Child,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, bail, ensure};
 use vcpufreq_device::{
@@ -17,6 +22,7 @@ use super::{
 };
 use crate::{
     options::KVM_DEVICE,
+    patience::patience,
     serve::{Served, SharedWithVmm, shared_ram},
     vm::probe::PathFacts,
 };
@@ -25,6 +31,8 @@ use crate::{
 const OBJECT: &str = "vcpufreq-ram";
 /// How often QEMU's files are looked at for its memory.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// And how long QEMU may take to make RAM.
+const WITHIN: Duration = patience(60);
 
 /// Where the registers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +167,8 @@ impl GuestRam {
     /// The registers in the RAM of `qemu`, which was started; none if it has ended.
     ///
     /// # Errors
-    /// When QEMU shares its RAM with no other process, or this one may not take its files.
+    /// When QEMU shares its RAM with no other process, makes none in time, or this process may not take
+    /// its files.
     pub fn of_started(
         self,
         qemu: &mut Child,
@@ -170,6 +179,7 @@ impl GuestRam {
             Self::OfQemu(place) => place,
         };
         let (host, pid) = (HostRoot::default(), qemu.id());
+        let deadline = Instant::now() + WITHIN;
         loop {
             // It has its memory before it has its vCPUs.
             let threads = vcpu_threads(&host, pid, 1);
@@ -184,6 +194,13 @@ impl GuestRam {
                 bail!(
                     "QEMU shares its guest's RAM with no other process; give its memory object \
                      share=on, or leave it out"
+                );
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "QEMU has made neither RAM nor vCPUs within {} s; leave out -preconfig, or end \
+                     what it waits for",
+                    WITHIN.as_secs()
                 );
             }
             sleep(LOOK_EVERY);
