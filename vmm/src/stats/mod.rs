@@ -84,11 +84,7 @@ mod tests {
             pid: 42,
             at_ns: 1,
             vcpus: vec![vcpu(0), vcpu(1)],
-            accesses_outside: 0,
-            governors_lost: 0,
-            pins_lost: 0,
-            tunings: Vec::new(),
-            policies: Vec::new(),
+            ..Stats::default()
         }
     }
 

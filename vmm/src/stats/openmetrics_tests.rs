@@ -31,9 +31,6 @@ fn vm(pid: u32) -> Stats {
         at_ns: 1,
         vcpus: vec![vcpu],
         accesses_outside: 3,
-        governors_lost: 0,
-        pins_lost: 0,
-        tunings: Vec::new(),
         policies: vec![PolicyTimes {
             policy: 0,
             cpus: "0".to_owned(),
@@ -43,6 +40,7 @@ fn vm(pid: u32) -> Stats {
             }],
             capped_khz: None,
         }],
+        ..Stats::default()
     }
 }
 

@@ -7,7 +7,7 @@ use vcpufreq_device::{Accesses, CounterSnapshot, HISTOGRAM_BUCKETS, HistogramSna
 use crate::path::Path;
 
 /// A virtual machine at one moment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Process of the VMM.
     pub pid: u32,

@@ -69,14 +69,19 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
              as root"
         );
     }
-    let shown = args.out.display();
-    let file = File::create(&args.out);
-    let file = file.with_context(|| format!("can't write {shown}; name another file"))?;
     let own = RecordedInstance::alone(BUFFER_KIB)?;
     own.instance().enable(&NEEDED)?;
     for event in WISHED.iter().filter(|event| has_event(event)) {
         own.instance().enable(&[event])?;
     }
+    // What is in it stays until the trace is complete.
+    let shown = args.out.display();
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&args.out);
+    let file = file.with_context(|| format!("can't write {shown}; name another file"))?;
     own.instance().start()?;
     let samples = sample(&socket, args.lasts.0);
     own.instance().pause()?;
@@ -86,6 +91,9 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
     drop(own);
     let samples = samples?;
     samples.iter().for_each(|stats| timeline.sample(stats));
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
     let mut out = BufWriter::new(file);
     serde_json::to_writer(&mut out, &timeline.finish(lost))
         .map_err(std::io::Error::from)

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Context as _;
 use serde_json::{Value, json};
 use vcpufreq_bench::{
     requesting_vcpu,
@@ -112,8 +113,10 @@ impl Timeline {
                 }
                 "sched_switch" => self.switched(&line)?,
                 "sched_wakeup" => {
-                    let woken = i32::try_from(line.number("pid")?).unwrap_or(-1);
-                    self.woken(woken, line.time_us);
+                    // Behind the thread's name, which may hold anything.
+                    let woken = line.tail.rsplit_once(" pid=");
+                    let woken = woken.and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+                    self.woken(woken.context("a wake-up without pid")?, line.time_us);
                 }
                 "kvm_exit" => {
                     if let Some(vcpu) = self.own(line.tid()) {
@@ -330,7 +333,7 @@ mod tests {
         \x20 vcpu1-99 [002] d..2. 1.000300: sched_switch: prev_comm=vcpu1 prev_pid=99 prev_prio=120 prev_state=R+ ==> next_comm=x next_pid=7 next_prio=120\n\
         \x20 x-7 [002] d..2. 1.000500: sched_switch: prev_comm=x prev_pid=7 prev_prio=120 prev_state=S ==> next_comm=vcpu1 next_pid=99 next_prio=120\n\
         \x20 vcpu1-99 [002] d..2. 1.000600: sched_switch: prev_comm=vcpu1 prev_pid=99 prev_prio=120 prev_state=S ==> next_comm=x next_pid=7 next_prio=120\n\
-        \x20 x-7 [002] d..2. 1.000900: sched_wakeup: comm=vcpu1 pid=99 prio=120 target_cpu=002\n\
+        \x20 x-7 [002] d..2. 1.000900: sched_wakeup: comm=a pid=x pid=99 prio=120 target_cpu=002\n\
         \x20 x-7 [002] d..2. 1.001000: cpu_frequency: state=600000 cpu_id=2\n";
 
     fn stats() -> Stats {
@@ -345,11 +348,7 @@ mod tests {
             pid: 42,
             at_ns: 1_000_400_000,
             vcpus: vec![vcpu(0), vcpu(1)],
-            accesses_outside: 0,
-            governors_lost: 0,
-            pins_lost: 0,
-            tunings: Vec::new(),
-            policies: Vec::new(),
+            ..Stats::default()
         }
     }
 
