@@ -58,9 +58,9 @@ Exit codes:
   3  the kernel, or an administrator, has ended the scheduler of start";
 
 const TUNE_HELP: &str = "\
-The highest floor of a domain counts, and the lowest ceiling; above a ceiling no
-floor. All of them end with their time, with untune, and when tune ends, also by
-kill -9.
+The highest floor of a domain counts, and the lowest ceiling. A floor above the
+ceiling is lowered to it. All of them end with their time, with untune, and when
+tune ends, also by kill -9.
 
 Exit codes:
   0  done: the time is over, or untune has ended it
@@ -102,8 +102,8 @@ pub enum Command {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Say it of a domain of libvirt, in the place of the host: what of its XML spoils latency or
-        /// the bridge, and the line to write instead; or of an XML file, by a path with / or .xml
+        /// Check a libvirt domain instead of the host: what of its XML spoils latency or the bridge, and
+        /// the line to write instead. A value with / or that ends in .xml is an XML file
         #[arg(long, value_name = "NAME|FILE")]
         domain: Option<String>,
     },
@@ -146,7 +146,7 @@ pub enum Command {
     /// Set a floor or a ceiling of a running guest's vCPU, for a time
     #[command(after_help = TUNE_HELP)]
     Tune(TuneArgs),
-    /// Have a floor or a ceiling last for another time, from now on
+    /// Set the remaining time of a floor or a ceiling
     #[command(after_help = EXIT_CODES)]
     Retune {
         /// The VMM's process

@@ -29,7 +29,7 @@ pub struct TuneArgs {
     /// Requests count as this at least
     #[arg(long, value_name = "KHZ", required_unless_present = "ceiling")]
     pub floor: Option<u32>,
-    /// Requests count as this at most; the host's own load too, but with scx
+    /// Requests count as this at most. Except with scx, it also limits what other load can raise
     #[arg(long, value_name = "KHZ")]
     pub ceiling: Option<u32>,
     /// For so long, as 200ms or 5s; at most 1 hour
@@ -100,7 +100,7 @@ impl TuneConnection {
         let connected = UnixStream::connect(&path);
         let stream = connected.with_context(|| {
             format!(
-                "no VMM of this user answers at {}; vcpufreq stats lists those that run",
+                "no VMM of this user answers at {}; check PID with vcpufreq stats",
                 path.display()
             )
         })?;

@@ -39,8 +39,8 @@ const CALLS: RateLimit = RateLimit {
 const CLIENTS: usize = 128;
 /// What a client may have in force.
 const HANDLES: usize = 16;
-/// How long to wait for a file that may be opened.
-const NO_FILES: Duration = Duration::from_millis(10);
+/// How long to wait if a client can't be accepted.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// Takes calls for `bridge` at `path`, in a directory that only this user may enter.
 ///
@@ -134,9 +134,10 @@ impl Serving<'_> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let stream = match accept4(self.listener.as_raw_fd(), flags) {
             Ok(number) => stream_of(number),
-            Err(Errno::EMFILE | Errno::ENFILE) => return std::thread::sleep(NO_FILES),
-            // It has hung up, or the thread is to end.
-            Err(_) => return,
+            // It has hung up.
+            Err(Errno::EAGAIN | Errno::EINTR | Errno::ECONNABORTED) => return,
+            // No file or no memory at the moment, or the thread is to end.
+            Err(_) => return std::thread::sleep(RETRY),
         };
         let Ok(peer) = getsockopt(&stream, PeerCredentials) else {
             return;
@@ -216,7 +217,7 @@ impl ConnectedClient {
         if self.full_at_ns > now.saturating_add(pace.slack_ns) {
             let (rate, burst) = (CALLS.per_second, CALLS.burst);
             return Err(format!(
-                "a client has {rate} calls a second, {burst} at once; try again"
+                "too many calls: a client may send {rate} a second, {burst} at once; try again"
             ));
         }
         self.full_at_ns = pace.charged(self.full_at_ns, now);
@@ -252,7 +253,7 @@ impl ConnectedClient {
             }
             TuneVerb::Untune { handle } => {
                 bridge.untune(handle).map_err(text)?;
-                // The answer tells its own client.
+                // This client gets the answer, so it gets no `ended`.
                 self.handles.retain(|own| *own != handle);
                 Ok(handle)
             }

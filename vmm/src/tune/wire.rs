@@ -69,7 +69,7 @@ impl TuneVerb {
         }
         let call = TuneCall::deserialize(value);
         call.map(|call| call.call)
-            .map_err(|_| "tune, retune or untune, with their fields, is a call".to_owned())
+            .map_err(|_| "not a call; send tune, retune or untune with its fields".to_owned())
     }
 
     /// Its line.
