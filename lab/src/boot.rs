@@ -68,20 +68,6 @@ pub const fn boot(
     }
 }
 
-/// On an x86-64 host, whose guests are QEMU's.
-pub const fn of_pc(
-    set: Set,
-    about_s: u32,
-    topology: &'static str,
-    scenarios: &'static [&'static str],
-) -> Boot {
-    Boot {
-        arch: X86_64,
-        vmm: GuestVmm::Qemu,
-        ..boot(set, about_s, topology, scenarios)
-    }
-}
-
 /// On a kernel that checks memory and locks.
 pub const fn checked(about_s: u32, scenarios: &'static [&'static str]) -> Boot {
     Boot {

@@ -3,7 +3,8 @@
 
 use std::cmp::Reverse;
 
-use crate::boot::{Boot, boot, checked, of_pc, raced};
+use crate::arch::Arch::X86_64;
+use crate::boot::{Boot, boot, checked, raced};
 use crate::kernel::Flavor::{Checked, Old, Protected, Rt};
 use crate::qemu::GuestVmm;
 use crate::run::Driver::Mainline;
@@ -437,7 +438,11 @@ const BOOTS: &[Boot] = &[
     },
     boot(Long, 70, "2+2", &["qemu-service"]),
     // An x86-64 host.
-    of_pc(Long, 30, "pc", &["doctor", "uclamp"]),
+    Boot {
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(Long, 30, "pc", &["doctor", "uclamp"])
+    },
     boot(Long, 130, "2+2", &["libvirt"]),
     Boot {
         host: Rt,
