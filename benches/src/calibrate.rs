@@ -16,7 +16,8 @@ type Calibration<'a> = (&'a BenchMachine, &'a RepeatTrace, &'a BenchArgs);
 /// A scenario whose job can't be measured, and why.
 pub type NotScaled = (&'static Scenario, String);
 
-/// The scales of these scenarios' jobs, and those that have none; of none where no guest is measured.
+/// The scales of these scenarios' jobs, and the scenarios without one. If no guest is measured, both are
+/// empty.
 /// Each job is done once on the host and twice in a guest without the bridge: the second time shows
 /// how far the first scale is off, for what a guest pays for a wake-up does not shrink with the work.
 pub fn scales(

@@ -177,7 +177,7 @@ impl Domain {
         self.newest.renew()
     }
 
-    /// As [`Self::renew`]; without a request, that there is none is put into force, for `vcpu`.
+    /// As [`Self::renew`]; without a request, applies the clamp of no request, for `vcpu`.
     pub fn renew_or_none(&self, vcpu: VcpuId) -> Option<Request> {
         self.newest
             .renew_or(Request::without_ceiling(vcpu, None, Khz(0)))
@@ -256,7 +256,7 @@ impl Newest {
         (before & PENDING == 0).then(|| unpack(before))
     }
 
-    /// Has `none` be put into force if there is no request; it is none afterwards either.
+    /// Without a request, applies the clamp of `none`, which is no request afterwards either.
     fn renew_or(&self, none: Request) -> Option<Request> {
         let none = pack(none) & !SOME;
         let pending = |word| Some(if word & SOME != 0 { word } else { none } | PENDING);

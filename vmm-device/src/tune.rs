@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What programs on the host set beside a guest's requests: floors and ceilings of its vCPUs, each for
-//! a time. Of a domain's floors the highest counts, of its ceilings the lowest, and of the two the
-//! ceiling.
+//! a time. Of a domain's floors the highest counts, of its ceilings the lowest. A floor above the
+//! ceiling is lowered to the ceiling.
 //!
-//! No clock and no host call are here: the caller says what time it is, and puts the bounds into
-//! force.
+//! No clock and no host call are here: the caller passes the time and applies the bounds.
 
 #![forbid(unsafe_code)]
 

@@ -16,8 +16,8 @@ use crate::commands::serve;
 use crate::signals::tidy_up_on_signals;
 use crate::teams;
 
-/// Carries out the commands on stdin, or with `turns N` does so many, as a process of a build. As the first process of a guest it mounts what it reads, and
-/// powers off at the end.
+/// Carries out the commands on stdin. With `turns N` does so many turns, as a process of a build. As the
+/// first process of a guest it mounts what it reads, and powers off at the end.
 pub fn run() -> ExitCode {
     if std::process::id() == 1 {
         first_process();

@@ -92,7 +92,7 @@ impl GuestPages {
         *self.shared() = SharedPages::default();
     }
 
-    /// The registers are kept true no longer: the guest is told so in its pages.
+    /// Stores CUR_PERF_UNKNOWN in the shared pages: the guest reads the registers again.
     pub fn withdraw(&self) {
         self.take_back(&mut self.shared());
     }

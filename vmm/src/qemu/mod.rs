@@ -227,7 +227,7 @@ impl Supervisor<'_> {
         self.machine.map(|machine| end(machine, signals));
         // While it was ending, serving what it had left may have failed.
         forget_process(qemu.id());
-        // Behind QEMU's own, which has some by its device alone.
+        // QEMU has last words of its own only with the device.
         let words = self.refusals.last_words();
         let to_say = words.iter().filter(|_| !self.in_ram);
         to_say.for_each(|words| warn(words));

@@ -102,8 +102,8 @@ pub struct AnsweringThreads {
 }
 
 impl AnsweringThreads {
-    /// AnsweringThreads to `vcpufreq stats` and `tune` from now on, for process `pid`; a guest runs without
-    /// it too.
+    /// Starts the threads that answer `vcpufreq stats` and `tune` for process `pid`. If they cannot start,
+    /// the guest runs without them.
     pub fn start(
         bridge: BridgeHandle,
         times: TimeInState,

@@ -5,8 +5,8 @@
 //! socket ─▶ VMM's process and threads ─▶ offer of the host ─▶ host changes ─▶ device ─▶ bridge
 //!    └────── VMM gets memory and doorbells, then runs its guest ◀──────────────────┘
 //! ```
-//! The VMM waits for its memory until all is in place: no request comes too early. libvirt's gets it
-//! before, and its guest waits until libvirt has placed the vCPUs. The VMM goes on when the server
+//! The VMM waits for its memory until all is in place: no request comes too early. A VMM of libvirt gets
+//! the memory earlier; its guest waits until libvirt has placed the vCPUs. The VMM goes on when the server
 //! ends or is killed, and the next server takes it over. A process of its own, without rights, carries
 //! out the VM's requests.
 

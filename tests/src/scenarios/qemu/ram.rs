@@ -40,7 +40,8 @@ const HUGE_PAGES: u32 = 128;
 const HUGE: &str = "/proc/sys/vm/nr_hugepages";
 const PRIVATE: &str = "memory-backend-ram,id=own,size=256M";
 const REFUSED: &str = "give its memory object share=on";
-/// How long the guest idles, and how often the server may run meanwhile: each 4 ms while it reads.
+/// How long the guest idles, and how often the server may run meanwhile: a turn is 1 ms, and an idle
+/// guest still has requests for its first second.
 const IDLE: Duration = Duration::from_secs(10);
 const MOST_WAKEUPS: u64 = 250;
 

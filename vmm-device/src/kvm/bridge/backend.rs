@@ -66,8 +66,8 @@ pub trait RunningBackend: Send + Sync {
     /// changed. It counts as a request.
     fn apply_again(&self, vcpu: VcpuId);
 
-    /// Keeps the clamps of the domain of `vcpu` within `bounds` from now on, if it is the backend that
-    /// sets them; whether it is. Else the device does.
+    /// Keeps the clamps of the domain of `vcpu` within `bounds` from now on. Returns true if this
+    /// backend sets the clamps; otherwise the device applies `bounds`.
     fn set_bounds(&self, vcpu: VcpuId, bounds: Clamp) -> bool;
 
     /// Ends it while the guest runs, and hands the guest's requests over to the device, which gets

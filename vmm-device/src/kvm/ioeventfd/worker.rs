@@ -231,7 +231,7 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
         false
     }
 
-    /// Sleeps from now on, if there was no request for a while, and a vCPU that runs ends that.
+    /// Puts the worker to sleep after a while without a request. A vCPU that runs wakes it.
     fn rest_after(&mut self, had_request: bool) {
         let Some(watch) = &self.plan.run_watch else {
             return;
