@@ -13,7 +13,7 @@ use crate::run::{DEFAULT_CPU, Options, bounds_hold};
 
 /// All scenarios take about so long on two CPUs.
 const ABOUT_S: u64 = 360;
-/// Real time that a bench may take: beside another emulated host, 4+3+1 took 1980 s on two cores.
+/// CPU time of the emulator that a bench may take: 4+3+1 took 1980 s, beside another.
 const LIMIT_S: u64 = 3600;
 /// The same of an ablation: 11 variants.
 const ABLATION_LIMIT_S: u64 = 12 * 3600;

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::arch::Arch;
 use crate::cache::{Cache, key};
+use crate::cpu_time;
 use crate::kernel::Kernel;
 use crate::result_port::Far;
 use crate::root::Root;
@@ -26,6 +27,8 @@ const MEM_MIB: u32 = 2048;
 /// piece is free.
 const MEM_FOR_1_GIB_PAGE_MIB: u32 = 4096;
 
+/// An emulator takes CPU time at each of its host's ticks, however busy this machine is.
+const STANDSTILL: Duration = Duration::from_secs(600);
 /// The host's kernel stays at its address. A panic ends the run: it reboots, and the emulator's
 /// -no-reboot makes the reboot an end. Nothing here is verified by Debian's certificates, and reading
 /// them takes 0.6 s of virtual time.
@@ -285,11 +288,13 @@ fn text(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Waits for the child, and looks each second; past the limit it is killed,
-/// and that is an error.
+/// Waits for the child, and looks each second. It is killed, and that is an error, when it has
+/// taken more CPU time than `limit`: other load on this machine takes none of it. So it is when it
+/// stands still for [`STANDSTILL`].
 pub fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> Result<ExitStatus> {
-    let end = Instant::now() + limit;
     let mut next = Instant::now();
+    let mut took = Duration::ZERO;
+    let mut went_on = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
             look();
@@ -298,14 +303,21 @@ pub fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> Resul
         if Instant::now() >= next {
             next += Duration::from_secs(1);
             look();
+            let now = cpu_time::of(child.id());
+            if now > took {
+                (took, went_on) = (now, Instant::now());
+            }
         }
-        if Instant::now() > end {
+        let still = went_on.elapsed() > STANDSTILL;
+        if took > limit || still {
             child.kill()?;
             child.wait()?;
-            bail!(
-                "the emulated host did not end within {} s of real time",
-                limit.as_secs()
-            );
+            let (took, limit) = (took.as_secs(), limit.as_secs());
+            let why = match still {
+                true => format!("took no CPU time for {} s", STANDSTILL.as_secs()),
+                false => format!("took more than {limit} s of CPU time"),
+            };
+            bail!("the emulated host {why} and has not ended ({took} s in all)");
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -24,6 +24,7 @@ mod checks;
 mod child_output;
 mod choice;
 mod clean_debian;
+mod cpu_time;
 mod cross;
 mod debian;
 mod debs;

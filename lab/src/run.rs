@@ -90,8 +90,8 @@ pub struct Options {
     /// makes, in place of the build's
     #[arg(long)]
     pub packaged: bool,
-    /// Real time that a run may take, in seconds
-    #[arg(long, default_value_t = 600)]
+    /// CPU time that the emulator may take, in seconds
+    #[arg(long, default_value_t = 1800)]
     pub limit_s: u64,
     /// Real time that it takes on two CPUs, about, where that is known
     #[arg(skip)]
@@ -160,7 +160,7 @@ impl Options {
             later_us: 0,
             crosvm: None,
             packaged: false,
-            limit_s: 600,
+            limit_s: 1800,
             about_s: None,
         }
     }

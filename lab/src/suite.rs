@@ -282,7 +282,6 @@ impl Boot {
             protected: self.protected,
             parallel: self.parallel,
             later_us,
-            limit_s: 1800,
             about_s: Some(self.about_s.into()),
             ..Options::of(scenarios)
         };
