@@ -8,14 +8,14 @@ use nix::unistd::{SysconfVar, sysconf};
 
 /// What the process, its children that it has waited for, and its living descendants have taken;
 /// zero for one that has ended. Linux counts it in ticks, of 10 ms mostly (proc_pid_stat(5)).
-pub fn of(pid: u32) -> Duration {
+pub fn taken_by(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.unwrap_or_default();
     let children = children
         .split_whitespace()
         .filter_map(|pid| pid.parse().ok());
-    ticks(&stat) + children.map(of).sum::<Duration>()
+    ticks(&stat) + children.map(taken_by).sum::<Duration>()
 }
 
 /// utime, stime, cutime and cstime: the 12th to 15th word behind the program's name.
@@ -55,12 +55,12 @@ mod tests {
         };
         let mut busy = shell("(while :; do :; done); :");
         // Without end where it isn't counted.
-        while of(busy.id()) < Duration::from_millis(100) {
+        while taken_by(busy.id()) < Duration::from_millis(100) {
             sleep(Duration::from_millis(10));
         }
         let mut waits = shell("read word");
         sleep(Duration::from_millis(300));
-        assert!(of(waits.id()) < Duration::from_millis(100));
+        assert!(taken_by(waits.id()) < Duration::from_millis(100));
         let loops = fs::read_to_string(format!("/proc/{0}/task/{0}/children", busy.id())).unwrap();
         for pid in loops.split_whitespace() {
             let ended = Command::new("kill").arg(pid).status().unwrap();
@@ -69,6 +69,6 @@ mod tests {
         busy.wait().unwrap();
         drop(waits.stdin.take());
         waits.wait().unwrap();
-        assert_eq!(of(waits.id()), Duration::ZERO);
+        assert_eq!(taken_by(waits.id()), Duration::ZERO);
     }
 }

@@ -303,7 +303,7 @@ pub fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> Resul
         if Instant::now() >= next {
             next += Duration::from_secs(1);
             look();
-            let now = cpu_time::of(child.id());
+            let now = cpu_time::taken_by(child.id());
             if now > took {
                 (took, went_on) = (now, Instant::now());
             }
