@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The benchmarks on x86-64, with the virtual machine of the library's example.
 
-#[path = "../../vmm-device/examples/attach/main.rs"]
+#[path = "../../vmm-device/bridge/examples/attach/main.rs"]
 #[allow(dead_code)]
 mod attach;
 
@@ -14,10 +14,10 @@ use attach::guest::run_vcpu;
 use criterion::Criterion;
 use kvm_bindings::kvm_regs;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vcpufreq_device::fakes::FakeHost;
-use vcpufreq_device::host::Tid;
-use vcpufreq_device::kvm::{FreeSlot, PageMapping, accesses_are_of};
+use vcpufreq_bridge::{FreeSlot, PageMapping, accesses_are_of};
 use vcpufreq_device::{PageMemory, VcpuId};
+use vcpufreq_host::Tid;
+use vcpufreq_host::fakes::FakeHost;
 
 const CODE: u64 = 0x1000;
 const TABLE_KHZ: [u32; 2] = [600_000, 1_800_000];

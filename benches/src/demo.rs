@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 use vcpufreq_device::REGION_STRIDE;
-use vcpufreq_device::host::{HostCpus, HostRoot, PolicyFloor, Reserved, effective_clamp, floors};
+use vcpufreq_host::{HostCpus, HostRoot, PolicyFloor, Reserved, effective_clamp, floors};
 
 use crate::args::GuestArgs;
 use crate::findings::{Findings, LACKS, lacks, print, write};

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
-use vcpufreq_device::host::SCHED_DEBUG;
+use vcpufreq_host::SCHED_DEBUG;
 use vcpufreq_load::work::pin_thread;
 
 use crate::args::GuestArgs;

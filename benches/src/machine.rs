@@ -5,9 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use vcpufreq_device::host::{
-    CpufreqPolicy, HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, uclamp_available,
-};
+use vcpufreq_host::{CpufreqPolicy, HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, uclamp_available};
 
 use crate::args::GuestArgs;
 
@@ -355,7 +353,7 @@ mod tests {
     //! A host that can be measured, and a line for what is in the way.
 
     use super::*;
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy2";
 

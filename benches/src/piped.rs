@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::getppid;
-use vcpufreq_device::host::memory_file;
+use vcpufreq_host::memory_file;
 
 /// The process. Dropping it kills it.
 #[derive(Debug)]

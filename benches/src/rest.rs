@@ -4,7 +4,7 @@
 //! didn't start from there. Pure: from what the load programs answer.
 
 use anyhow::{Context, Result};
-use vcpufreq_device::host::SCHED_DEBUG;
+use vcpufreq_host::SCHED_DEBUG;
 use vcpufreq_load::settle;
 
 use crate::observed::{Observed, Unsettled};

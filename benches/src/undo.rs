@@ -21,7 +21,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::{ignored_signals, process_has_ended, stat_field};
+use vcpufreq_host::{ignored_signals, process_has_ended, stat_field};
 
 use crate::machine::SCHEDUTIL;
 use crate::tracefs::INSTANCES;

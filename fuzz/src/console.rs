@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use vcpufreq::vm::console::Console;
-use vcpufreq_device::kvm::MmioDevice as _;
+use vcpufreq_bridge::MmioDevice as _;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::operations;

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use vcpufreq_device::kvm::ioeventfd::{
+use vcpufreq_bridge::ioeventfd::{
     DomainWrites, EntryBell, Known, LastWrite, PendingWrites, RequestQueue, Unknown, WriteOrder,
 };
 use vcpufreq_device::{Clamp, Util, VcpuId};

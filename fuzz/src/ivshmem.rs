@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use vcpufreq_bridge::shm::{SharedMemory, hand_over, refuse, size};
 use vcpufreq_device::VcpuId;
-use vcpufreq_device::kvm::shm::{SharedMemory, hand_over, refuse, size};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket as _;
 

@@ -3,9 +3,9 @@
 //! text that describes a record. Against a model: a look finds the newest of what a ring keeps, and
 //! claims nothing where that may be missing. What isn't a record may hide others, and no more.
 
+use vcpufreq_bridge::fuzzing::FakeTrace;
+use vcpufreq_bridge::ioeventfd::{Known, LastWrite};
 use vcpufreq_device::VcpuId;
-use vcpufreq_device::kvm::fuzzing::FakeTrace;
-use vcpufreq_device::kvm::ioeventfd::{Known, LastWrite};
 
 use crate::operations;
 

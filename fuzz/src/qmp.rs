@@ -9,7 +9,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Instant;
 
 use vcpufreq::serve::Qmp;
-use vcpufreq_device::{MAX_VCPUS, fakes::FakeHost, host::Tid};
+use vcpufreq_device::MAX_VCPUS;
+use vcpufreq_host::{Tid, fakes::FakeHost};
 
 const PID: u32 = 7;
 /// Threads of that process.

@@ -9,10 +9,10 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use vcpufreq_device::kvm::MmioDevice as _;
-use vcpufreq_device::kvm::fuzzing::ShmRequests;
-use vcpufreq_device::kvm::ioeventfd::RequestQueue as _;
-use vcpufreq_device::kvm::shm::{AllVcpus, SharedMemory, ShmRegion};
+use vcpufreq_bridge::MmioDevice as _;
+use vcpufreq_bridge::fuzzing::ShmRequests;
+use vcpufreq_bridge::ioeventfd::RequestQueue as _;
+use vcpufreq_bridge::shm::{AllVcpus, SharedMemory, ShmRegion};
 use vcpufreq_device::{Clamp, MmioRegion, VcpuId};
 use vm_memory::{FileOffset, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The arithmetic of vmm-device/src/policy.rs, in 64 bits. The lab's scenario
+ * The arithmetic of vmm-device/device/src/policy.rs, in 64 bits. The lab's scenario
  * bpf-arithmetic compares the two.
  */
 #ifndef VCPUFREQ_ARITH_H

@@ -12,7 +12,7 @@
 //! an event is of. Everything is bound to the processes that have it open, and nothing is pinned.
 //!
 //! `HostBpf` is the loader: its pages and a [`BpfEvent`] for each request. `BpfBackend` is the path
-//! `bpf` of a bridge (`vcpufreq_device::kvm::Bridge`), made of that.
+//! `bpf` of a bridge (`vcpufreq_bridge::Bridge`), made of that.
 //!
 //! Without the feature `load`, only the layout, the policy, the events and the errors are here.
 

@@ -45,7 +45,7 @@ const LINTED: &[&str] = &[
     "--exclude",
     "vcpufreq-lab",
     "--features",
-    "vcpufreq-tests/bpf,vcpufreq-device/kvm-ioctls",
+    "vcpufreq-tests/bpf,vcpufreq-bridge/kvm-ioctls",
 ];
 const SOURCE: ModuleSource = ModuleSource {
     name: "sources",
@@ -152,11 +152,15 @@ pub fn lints(
     let clippy = ["/usr/bin/cargo-clippy", "clippy", locked[0], locked[1]];
     let doc = [CARGO, "doc", locked[0], locked[1], "--no-deps"];
     let all = [&["--workspace"][..], &here, &HOST_FEATURES].concat();
-    let device = [
-        &arm[..],
-        &["-p", "vcpufreq-device", "--no-default-features"],
-    ]
-    .concat();
+    let library = [
+        "-p",
+        "vcpufreq-device",
+        "-p",
+        "vcpufreq-host",
+        "-p",
+        "vcpufreq-bridge",
+    ];
+    let library = [&arm[..], &library].concat();
     let with = |command: &[&'static str], words: &[&'static str]| [command, words].concat();
     let runs = match set {
         Set::Long => vec![
@@ -172,12 +176,8 @@ pub fn lints(
                 with(&clippy, &[&arm[..], LINTED, &["--all-targets"]].concat()),
             ),
             (
-                "clippy of the device without features",
-                with(&clippy, &device),
-            ),
-            (
-                "clippy of the device with feature host",
-                with(&clippy, &with(&device, &["--features", "host"])),
+                "clippy of the library without features",
+                with(&clippy, &library),
             ),
             ("rustdoc", with(&doc, &with(&arm, LINTED))),
             (
@@ -197,7 +197,7 @@ pub fn lints(
 pub const HOST_FEATURES: [&str; 3] = [
     "--no-default-features",
     "--features",
-    "vcpufreq-device/kvm-ioctls,vcpufreq-tests/scenarios",
+    "vcpufreq-bridge/kvm-ioctls,vcpufreq-tests/scenarios",
 ];
 
 /// The root's cargo.

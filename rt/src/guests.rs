@@ -9,7 +9,7 @@
 
 use serde::Deserialize;
 use thiserror::Error;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use crate::{
     host::ReadHost,

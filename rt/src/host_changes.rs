@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::{CgroupError, CgroupTree, HostRoot, PartitionGroups};
+use vcpufreq_host::{CgroupError, CgroupTree, HostRoot, PartitionGroups};
 
 /// How often to try to remove a cgroup that a thread is just leaving.
 const TRY_EVERY: Duration = Duration::from_millis(5);
@@ -135,7 +135,7 @@ mod tests {
     use std::{fs, time::Duration};
 
     use tempfile::TempDir;
-    use vcpufreq_device::host::KernelTree;
+    use vcpufreq_host::KernelTree;
 
     use super::*;
 

@@ -12,7 +12,7 @@ use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
 };
-use vcpufreq_device::host::{HostRoot, SchedAttr, Tid};
+use vcpufreq_host::{HostRoot, SchedAttr, Tid};
 
 use crate::{
     host::{LockedFile, ReadHost, Reading, Unread, WriteHost},

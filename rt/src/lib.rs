@@ -63,4 +63,4 @@ pub use record::{DIR, Entry, PATH, Record, RecordError};
 pub use restore::{RestoreError, Restored, restore, restore_of};
 pub use settings::{FrequencyCap, frequency_caps};
 pub use value::Format;
-pub use vcpufreq_device::host::CpuList;
+pub use vcpufreq_host::CpuList;

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use crate::host::ReadHost;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Facts of a thread or process in procfs.
 
-use vcpufreq_device::host::{proc_field, process_has_ended, stat_field};
+use vcpufreq_host::{proc_field, process_has_ended, stat_field};
 
 use crate::{
     host::{ReadHost, Unread},

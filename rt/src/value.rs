@@ -2,7 +2,7 @@
 //! How a kernel file's text is read as a value, and when two texts are the same value.
 
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::{CpuList, SchedAttr};
+use vcpufreq_host::{CpuList, SchedAttr};
 
 /// The form of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

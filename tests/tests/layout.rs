@@ -4,8 +4,7 @@
 //! - the modules of a crate use each other without a cycle, and none uses what a module above it
 //!   defines, if that one uses it
 //! - the program's virtual machine uses nothing else of the program
-//! - in the device's crate, the core uses neither `host` nor `kvm`, and `host` not `kvm`; `rt`
-//!   switches on no `kvm`
+//! - the device's crate needs thiserror alone
 //! - no trait that others wrap has a method with a default
 //! - each threat of the device's README and of SECURITY.md names a test that exists
 //! - no two types have one name
@@ -29,18 +28,31 @@ use uses::{Module, cycles, cycles_with_parts, uses_of};
 const ARROWS: &[(&str, &[&str])] = &[
     ("vcpufreq-device", &[]),
     ("vcpufreq-dt", &[]),
-    ("vcpufreq-host-bpf", &["vcpufreq-device"]),
-    ("vcpufreq-rt", &["vcpufreq-device"]),
-    ("vcpufreq-load", &["vcpufreq-device"]),
+    ("vcpufreq-host", &["vcpufreq-device"]),
+    ("vcpufreq-bridge", &["vcpufreq-device", "vcpufreq-host"]),
+    (
+        "vcpufreq-host-bpf",
+        &["vcpufreq-device", "vcpufreq-host", "vcpufreq-bridge"],
+    ),
+    ("vcpufreq-rt", &["vcpufreq-device", "vcpufreq-host"]),
+    ("vcpufreq-load", &["vcpufreq-device", "vcpufreq-host"]),
     (
         "vcpufreq-bench",
-        &["vcpufreq-device", "vcpufreq-dt", "vcpufreq-load"],
+        &[
+            "vcpufreq-device",
+            "vcpufreq-dt",
+            "vcpufreq-host",
+            "vcpufreq-bridge",
+            "vcpufreq-load",
+        ],
     ),
     (
         "vcpufreq",
         &[
             "vcpufreq-device",
             "vcpufreq-dt",
+            "vcpufreq-host",
+            "vcpufreq-bridge",
             "vcpufreq-host-bpf",
             "vcpufreq-rt",
             "vcpufreq-bench",
@@ -50,6 +62,8 @@ const ARROWS: &[(&str, &[&str])] = &[
         "vcpufreq-tests",
         &[
             "vcpufreq-device",
+            "vcpufreq-host",
+            "vcpufreq-bridge",
             "vcpufreq-host-bpf",
             "vcpufreq-bench",
             "vcpufreq-load",
@@ -60,13 +74,15 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "vcpufreq-device",
             "vcpufreq-dt",
+            "vcpufreq-host",
+            "vcpufreq-bridge",
             "vcpufreq-host-bpf",
             "vcpufreq-rt",
             "vcpufreq-bench",
             "vcpufreq",
         ],
     ),
-    ("vcpufreq-orders", &["vcpufreq-device"]),
+    ("vcpufreq-orders", &["vcpufreq-device", "vcpufreq-bridge"]),
     ("vcpufreq-lab", &[]),
 ];
 
@@ -111,70 +127,27 @@ fn the_virtual_machine_knows_no_command_line() {
 }
 
 #[test]
-fn the_devices_core_knows_no_host_and_the_host_no_kvm() {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vmm-device/src");
-    let uses = uses_of(&sources);
-    let layer = |module: &Module| match module.first().map(String::as_str) {
-        Some("kvm") => 2,
-        // Fakes of files of the host, too.
-        Some("host" | "fakes") => 1,
-        _ => 0,
-    };
-    for on in 0..=2 {
-        assert!(uses.keys().any(|module| layer(module) == on));
-    }
-    for (module, used) in &uses {
-        let above = used.iter().find(|used| layer(used) > layer(module));
-        assert_eq!(above, None, "used by {}", module.join("::"));
-    }
-}
-
-#[test]
-fn host_tuning_needs_no_kvm() {
+fn the_device_needs_one_crate() {
     let packages = packages();
-    let package = |of: &str| packages.iter().find(|package| name(package) == Some(of));
-    let device = package("vcpufreq-device").expect("the device");
-    let rt = package("vcpufreq-rt").expect("rt");
-    assert!(enabled(device, &["kvm-ioctls"]).contains("kvm"));
-    for dependency in rt["dependencies"].as_array().expect("dependencies") {
-        if name(dependency) == Some("vcpufreq-device") {
-            let on = enabled(device, &words(&dependency["features"]));
-            assert!(!on.contains("kvm"), "{on:?}");
-        }
-    }
-    let own = rt["features"].as_object().expect("features");
-    for feature in own.values().flat_map(words) {
-        let on = feature.strip_prefix("vcpufreq-device/");
-        assert!(on.is_none_or(|on| !enabled(device, &[on]).contains("kvm")));
-    }
-}
-
-/// What these features of a package switch on, with themselves and the default ones.
-fn enabled<'a>(package: &'a Value, features: &[&'a str]) -> BTreeSet<&'a str> {
-    let mut next = [features, &["default"]].concat();
-    let mut on = BTreeSet::new();
-    while let Some(feature) = next.pop() {
-        if on.insert(feature) {
-            next.extend(words(&package["features"][feature]));
-        }
-    }
-    on
-}
-
-fn words(list: &Value) -> Vec<&str> {
-    let items = list.as_array().into_iter().flatten();
-    items.filter_map(Value::as_str).collect()
+    let device = |package: &&Value| name(package) == Some("vcpufreq-device");
+    let device = packages.iter().find(device).expect("the device");
+    let dependencies = device["dependencies"].as_array().expect("dependencies");
+    let needed = dependencies
+        .iter()
+        .filter(|one| one["kind"].is_null() && one["optional"] == false);
+    let needed: Vec<&str> = needed.filter_map(name).collect();
+    assert_eq!(needed, ["thiserror"]);
 }
 
 #[test]
 fn traits_that_others_wrap_have_no_default_methods() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let traits = [
-        ("Actuator", "vmm-device/src/ports.rs"),
-        ("PageMemory", "vmm-device/src/pages.rs"),
-        ("KvmVm", "vmm-device/src/kvm/offload.rs"),
-        ("Backend", "vmm-device/src/kvm/bridge/backend.rs"),
-        ("RunningBackend", "vmm-device/src/kvm/bridge/backend.rs"),
+        ("Actuator", "vmm-device/device/src/ports.rs"),
+        ("PageMemory", "vmm-device/device/src/pages.rs"),
+        ("KvmVm", "vmm-device/bridge/src/offload.rs"),
+        ("Backend", "vmm-device/bridge/src/bridge/backend.rs"),
+        ("RunningBackend", "vmm-device/bridge/src/bridge/backend.rs"),
         ("Hooks", "vmm/src/vm/environment.rs"),
     ];
     for (of, file) in traits {
@@ -369,7 +342,7 @@ fn each_threat_has_a_test() {
             .to_owned()
     };
     let tests: BTreeSet<String> = rows.iter().map(test).collect();
-    let folders = ["vmm-device/src", "vmm-device/tests", "vmm/tests"];
+    let folders = ["vmm-device", "vmm/tests"];
     let files = folders
         .iter()
         .flat_map(|folder| sources(&root.join(folder)));

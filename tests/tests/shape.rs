@@ -20,7 +20,8 @@ type Figure = (&'static str, fn(&[Source]) -> usize, usize);
 const FIGURES: &[Figure] = &[
     ("files of vmm that import rt", rt_in_vmm, 20),
     // 39 of them are tunings, pages in a guest's RAM, and pages that a protected guest shares.
-    ("public items of vmm-device", public_items, 682),
+    // 3 are used across the borders of its crates.
+    ("public items of vmm-device", public_items, 685),
     ("public traits of vmm-device", public_traits, 17),
     ("files that name a scenario, median", files_of_a_scenario, 3),
     // 15 of them are of the scenarios tune, trace, qemu-ram, libvirt-rt, rt-qemu:kills and protected.
@@ -142,9 +143,7 @@ fn public_items(all: &[Source]) -> usize {
         "const",
         "type",
     ];
-    let lines = all
-        .iter()
-        .filter(|one| one.path.starts_with("vmm-device/src/"));
+    let lines = all.iter().filter(|one| of_library(one));
     let lines = lines.flat_map(|one| one.code.lines());
     let items = lines.filter_map(|line| line.trim_start().strip_prefix("pub "));
     items
@@ -156,8 +155,13 @@ fn public_items(all: &[Source]) -> usize {
         .count()
 }
 
+fn of_library(one: &Source) -> bool {
+    one.path.starts_with("vmm-device/") && one.path.contains("/src/")
+}
+
 fn public_traits(all: &[Source]) -> usize {
-    count(all, "vmm-device/src/", "pub trait ")
+    let own = all.iter().filter(|one| of_library(one));
+    own.map(|one| one.code.matches("pub trait ").count()).sum()
 }
 
 /// Of all scenarios, by the table that maps their names to functions.

@@ -20,52 +20,64 @@ const FROM_VCPU: &[Step] = &[
     ("vmm/src/vm/vcpu.rs", "run_vcpu", "handle_exit"),
     ("vmm/src/vm/vcpu.rs", "handle_exit", "write"),
     ("vmm/src/vm/bus.rs", "write", "write"),
-    ("vmm-device/src/kvm/mmio_device.rs", "write", "write"),
-    ("vmm-device/src/kvm/mmio_device.rs", "write", "write_by"),
-    ("vmm-device/src/mmio.rs", "write_by", "write_by"),
+    ("vmm-device/bridge/src/mmio_device.rs", "write", "write"),
+    ("vmm-device/bridge/src/mmio_device.rs", "write", "write_by"),
+    ("vmm-device/device/src/mmio.rs", "write_by", "write_by"),
 ];
 
 const FROM_WORKER: &[Step] = &[
-    ("vmm-device/src/kvm/ioeventfd/worker.rs", "run", "answer"),
+    ("vmm-device/bridge/src/ioeventfd/worker.rs", "run", "answer"),
     (
-        "vmm-device/src/kvm/ioeventfd/worker.rs",
+        "vmm-device/bridge/src/ioeventfd/worker.rs",
         "answer",
         "drain_one",
     ),
     (
-        "vmm-device/src/kvm/ioeventfd/pending_writes.rs",
+        "vmm-device/bridge/src/ioeventfd/pending_writes.rs",
         "drain_one",
         "drain_locked",
     ),
     (
-        "vmm-device/src/kvm/ioeventfd/pending_writes.rs",
+        "vmm-device/bridge/src/ioeventfd/pending_writes.rs",
         "drain_locked",
         "drain",
     ),
     (
-        "vmm-device/src/kvm/ioeventfd/domain_writes.rs",
+        "vmm-device/bridge/src/ioeventfd/domain_writes.rs",
         "drain",
         "write",
     ),
-    ("vmm-device/src/device.rs", "write", "write_by"),
+    ("vmm-device/device/src/device.rs", "write", "write_by"),
 ];
 
 const TO_CLAMP: &[Step] = &[
-    ("vmm-device/src/device.rs", "write_by", "limited_request"),
     (
-        "vmm-device/src/device.rs",
+        "vmm-device/device/src/device.rs",
+        "write_by",
+        "limited_request",
+    ),
+    (
+        "vmm-device/device/src/device.rs",
         "limited_request",
         "apply_pending",
     ),
-    ("vmm-device/src/device.rs", "apply_pending", "apply_pending"),
-    ("vmm-device/src/domain.rs", "apply_pending", CLOSURE),
-    ("vmm-device/src/device.rs", "apply_pending", "enforce"),
-    ("vmm-device/src/device.rs", "enforce", "apply"),
-    ("vmm-device/src/host/choice.rs", "apply", "apply"),
-    ("vmm-device/src/host/cgroup_actuator.rs", "apply", "set"),
-    ("vmm-device/src/host/cgroup_actuator.rs", "set", "set"),
     (
-        "vmm-device/src/host/cgroup_actuator.rs",
+        "vmm-device/device/src/device.rs",
+        "apply_pending",
+        "apply_pending",
+    ),
+    ("vmm-device/device/src/domain.rs", "apply_pending", CLOSURE),
+    (
+        "vmm-device/device/src/device.rs",
+        "apply_pending",
+        "enforce",
+    ),
+    ("vmm-device/device/src/device.rs", "enforce", "apply"),
+    ("vmm-device/host/src/choice.rs", "apply", "apply"),
+    ("vmm-device/host/src/cgroup_actuator.rs", "apply", "set"),
+    ("vmm-device/host/src/cgroup_actuator.rs", "set", "set"),
+    (
+        "vmm-device/host/src/cgroup_actuator.rs",
         "set",
         "write_all_at",
     ),
@@ -105,8 +117,9 @@ fn walk(way: &[Step]) -> (usize, usize) {
         };
         calls.visit_file(&syn::parse_file(&read(file)).expect("Rust"));
         assert!(calls.found, "{file}: {function} calls no {next}");
-        let name = file.trim_start_matches("vmm-device/src/");
-        let name = name.trim_start_matches("kvm/ioeventfd/");
+        let name = file.trim_start_matches("vmm-device/");
+        let name = name.trim_start_matches("device/src/");
+        let name = name.trim_start_matches("bridge/src/ioeventfd/");
         assert!(
             page.contains(&format!("`{name}`")),
             "docs/architecture.md lacks {name}"

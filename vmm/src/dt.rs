@@ -4,7 +4,7 @@
 use std::{fs::File, io::Read, path::Path};
 
 use anyhow::{Context, bail};
-use vcpufreq_device::host::{CpuList, HostRoot};
+use vcpufreq_host::{CpuList, HostRoot};
 
 use crate::{
     cli::{DtArgs, DtFormat},
@@ -13,8 +13,8 @@ use crate::{
     options::{VcpuArgs, values::PerVcpu},
     vm::layout::CPUFREQ_BASE,
 };
-use vcpufreq_device::host::HostCpus;
 use vcpufreq_dt::{Machine, Seeds};
+use vcpufreq_host::HostCpus;
 
 /// A file with a tree may be padded. What is behind this many bytes isn't read.
 const MAX_FILE: u64 = 16 << 20;
@@ -98,7 +98,7 @@ mod tests {
 
     use clap::Parser;
 
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
     use crate::{cli::Cli, cli::Command, message::chain};

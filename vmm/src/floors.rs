@@ -2,7 +2,7 @@
 //! The lowest frequency of each policy, in words.
 
 use vcpufreq_device::ClampMode;
-use vcpufreq_device::host::{Floor, PolicyFloor, Reserved};
+use vcpufreq_host::{Floor, PolicyFloor, Reserved};
 
 /// How far down clamps of this mode hold, a line for each policy that vCPUs may be on.
 pub fn explain(floors: &[PolicyFloor], pcpus: &[u32], mode: ClampMode) -> Vec<String> {
@@ -45,8 +45,8 @@ pub fn mhz(khz: &[u32]) -> String {
 #[cfg(test)]
 mod tests {
     //! Promise: a line names the floor of the CPUs that a guest may be on.
-    use vcpufreq_device::fakes::FakeHost;
-    use vcpufreq_device::host::{HostCpus, floors};
+    use vcpufreq_host::fakes::FakeHost;
+    use vcpufreq_host::{HostCpus, floors};
 
     use super::*;
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use clap::CommandFactory as _;
-use vcpufreq_device::{fakes::FakeHost, host::HostCpus, host::HostRoot};
+use vcpufreq_host::{HostCpus, HostRoot, fakes::FakeHost};
 
 use crate::{
     cli::{Cli, Command},
@@ -39,7 +39,7 @@ const PRINTED_BY: &[(&str, &[&str])] = &[
     // They name what it reads.
     ("rt/src/cli/compare.rs", &["rt report"]),
     ("rt/src/cli/report/", &["rt report"]),
-    ("vmm-device/src/", &["run"]),
+    ("vmm-device/", &["run"]),
     ("vmm/src/", &[]),
     ("vmm/src/cli.rs", &["run"]),
     ("vmm/src/config/", &["run", "serve", "qemu", "dt"]),

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What follows from the version of the host's kernel.
 
-use vcpufreq_device::{
-    Headroom,
-    host::{HostRoot, version_of},
-};
+use vcpufreq_device::Headroom;
+use vcpufreq_host::{HostRoot, version_of};
 
 /// The headroom rule of the running kernel: none where its release makes no sense.
 pub fn host_headroom(host: &HostRoot) -> Headroom {

@@ -19,7 +19,7 @@ use vcpufreq::{
     options, path, qemu, report, run, scx, serve, stats, trace, tune,
     vm::layout::CPUFREQ_BASE,
 };
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 use vcpufreq_rt::cli::{self as rt, print};
 
 /// The exit code of errors.

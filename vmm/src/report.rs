@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use vcpufreq_bench::{BenchArgs, Findings, GuestArgs, board, report_page};
-use vcpufreq_device::host::{HostCpus, HostOpp, HostRoot, Pcpu};
+use vcpufreq_host::{HostCpus, HostOpp, HostRoot, Pcpu};
 
 use crate::doctor::{
     self,
@@ -209,7 +209,7 @@ mod tests {
     //! folder or a cgroup that could name a person.
     use std::ffi::OsString;
 
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
     use crate::cli::{Cli, Command};

@@ -13,7 +13,6 @@ use std::{
 };
 
 use nix::sys::socket::{Shutdown, shutdown};
-use vcpufreq_device::host;
 
 use crate::sandbox::{Sandbox, ThreadClass};
 
@@ -42,7 +41,7 @@ impl SocketThread {
         let (listening, stopped) = (listener.clone(), stop.clone());
         let confined = move || {
             // Without uclamp it is a thread like any other.
-            let _ = host::clamp_current_thread_to_zero();
+            let _ = vcpufreq_host::clamp_current_thread_to_zero();
             if let Some(sandbox) = sandbox {
                 sandbox.enter_or_end(class);
             }

@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-use vcpufreq_device::host::Tid;
+use vcpufreq_host::Tid;
 use vmm_sys_util::eventfd::EventFd;
 
 /// Raises the limit of open files as far as this process may: a guest of 512

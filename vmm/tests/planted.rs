@@ -24,7 +24,7 @@ use std::{
 use tempfile::TempDir;
 use vcpufreq::lifecycle::record::{Owner, VmmRecord, owner_of};
 use vcpufreq::lifecycle::state::ROOT_DIR;
-use vcpufreq_device::host::{GroupRecord, HostRoot};
+use vcpufreq_host::{GroupRecord, HostRoot};
 use vcpufreq_rt::{Entry, Format, Partition, Profile, Target};
 
 const NOBODY: u32 = 65534;

@@ -30,9 +30,9 @@ use vcpufreq::vm::machine::{Bootable, KvmGuest};
 use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::VcpuThreads;
 use vcpufreq::vm::{Hooks, VmEnvironment, supervise};
+use vcpufreq_bridge::KvmOffload;
 use vcpufreq_device::VcpuId;
-use vcpufreq_device::host::Tid;
-use vcpufreq_device::kvm::KvmOffload;
+use vcpufreq_host::Tid;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 

@@ -22,7 +22,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sched::sched_getcpu;
 use nix::unistd::gettid;
-use vcpufreq_device::host::{CpuList, SchedAttr, Tid};
+use vcpufreq_host::{CpuList, SchedAttr, Tid};
 
 use crate::device::BlockDevice;
 use crate::jobs::{self, WorkScale};

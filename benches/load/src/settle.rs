@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::{CpuList, HostCpus, HostRoot, PolicyFloor, Reserved, floors};
+use vcpufreq_host::{CpuList, HostCpus, HostRoot, PolicyFloor, Reserved, floors};
 
 use crate::work::pin_to;
 

@@ -2,13 +2,13 @@
 //! The writes of a guest that wait for the worker: the library's `PendingWrites`, with a stand-in for
 //! the eventfds of a domain.
 
-#[path = "../../../vmm-device/src/kvm/ioeventfd/pending_writes.rs"]
+#[path = "../../../vmm-device/bridge/src/ioeventfd/pending_writes.rs"]
 mod pending_writes;
 mod domain_writes {
     pub use crate::ioeventfd::FakeWrites as DomainWrites;
 }
 mod worker {
-    pub use vcpufreq_device::kvm::ioeventfd::RequestQueue;
+    pub use vcpufreq_bridge::ioeventfd::RequestQueue;
 }
 
 use std::os::fd::RawFd;
@@ -16,8 +16,10 @@ use std::os::fd::RawFd;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use vcpufreq_device::fakes::{FixedSource, NullActuator};
-use vcpufreq_device::{Actuator, Device, DeviceConfig, Events, NoEvents, PerfTable, Source};
-use vcpufreq_device::{DomainId, Khz, Util, VcpuId, VcpuSpec};
+use vcpufreq_device::{
+    Actuator, Device, DeviceConfig, DomainId, Events, Khz, NoEvents, PerfTable, Source, Util,
+    VcpuId, VcpuSpec,
+};
 
 use pending_writes::PendingWrites;
 use worker::RequestQueue;

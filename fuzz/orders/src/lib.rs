@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What vCPUs do at the same time in `vcpufreq-device`: its own files, compiled with loom's locks and
+//! What vCPUs do at the same time in the library: its own files, compiled with loom's locks and
 //! atomics, which are run in each order of their steps, with each value that a load may see.
 //! `tests/orders.rs` has a test for each function.
 #![forbid(unsafe_code)]
 
 // These are a library's, of which the models use a part.
 #[allow(dead_code)]
-#[path = "../../../vmm-device/src/domain.rs"]
+#[path = "../../../vmm-device/device/src/domain.rs"]
 mod domain;
 mod ioeventfd;
 #[allow(dead_code)]
-#[path = "../../../vmm-device/src/limit.rs"]
+#[path = "../../../vmm-device/device/src/limit.rs"]
 mod limit;
 #[allow(dead_code)]
-#[path = "../../../vmm-device/src/device/residency.rs"]
+#[path = "../../../vmm-device/device/src/device/residency.rs"]
 mod residency;
-#[path = "../../../vmm-device/src/sample_order.rs"]
+#[path = "../../../vmm-device/device/src/sample_order.rs"]
 mod sample_order;
 mod config {
     pub use vcpufreq_device::DeviceConfig;
@@ -40,7 +40,6 @@ use std::sync::atomic::AtomicI32;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use loom::thread;
-use vcpufreq_device::{Actuator, Device, Events, Source};
 
 use domain::{Domain, Request};
 use ioeventfd::WritesScene;

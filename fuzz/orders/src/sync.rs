@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vmm-device/src/sync.rs` with loom's locks and atomics. No access is sequentially consistent here:
+//! `vmm-device/device/src/sync.rs` with loom's locks and atomics. No access is sequentially consistent here:
 //! loom's have more order than C++'s, so that a missing fence wouldn't show. The fences are.
 
 pub use loom::sync::atomic::fence;

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use vcpufreq_device::kvm::HostEvent;
+use vcpufreq_bridge::HostEvent;
 use vcpufreq_device::{ActuateError, Clamp, DomainId, Event, VcpuId};
 
 use super::Shared;

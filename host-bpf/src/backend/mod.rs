@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{Builder, JoinHandle};
 
 use anyhow::Context;
-use vcpufreq_device::kvm::{
+use vcpufreq_bridge::{
     Backend, BackendError, BridgeDevice, Confinement, Diagnostics, GuestFacts, KvmOffload,
     RunningBackend, SlotMemory,
 };

@@ -4,12 +4,12 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, PoisonError};
 
-use vcpufreq_device::host::Tid;
-use vcpufreq_device::kvm::{AccessPath, BackendError, MmioDevice, RunningBackend, VcpuSnapshot};
+use vcpufreq_bridge::{AccessPath, BackendError, MmioDevice, RunningBackend, VcpuSnapshot};
 use vcpufreq_device::{
     Clamp, HISTOGRAM_BUCKETS, HistogramSnapshot, Khz, PageMemory, REG_CUR_PERF, REGION_STRIDE,
     VcpuId,
 };
+use vcpufreq_host::Tid;
 
 use super::setup::pcpus;
 use super::{BpfPath, Shared};

@@ -4,8 +4,8 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use vcpufreq_bridge::PcpuTarget;
 use vcpufreq_device::ActuateError;
-use vcpufreq_device::kvm::PcpuTarget;
 
 use super::Shared;
 

@@ -4,9 +4,9 @@
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
 
+use vcpufreq_bridge::BridgeDevice;
 use vcpufreq_device::DomainId;
-use vcpufreq_device::host::SysfsSource;
-use vcpufreq_device::kvm::BridgeDevice;
+use vcpufreq_host::SysfsSource;
 
 use crate::{ActuateBy, HostModule, PcpuFacts, VcpuPolicy};
 

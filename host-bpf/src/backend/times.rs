@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use vcpufreq_device::{Khz, VcpuId, host};
+use vcpufreq_device::{Khz, VcpuId};
 
 use super::Shared;
 use super::worker::LOOK;
@@ -21,7 +21,7 @@ impl Shared {
         let khz = self.host.asked(domain).filter(|_| in_force);
         let latest = self.host.latest(self.last_writer(domain));
         let age = latest.map_or(0, |latest| {
-            host::monotonic_ns().saturating_sub(latest.at_ns)
+            vcpufreq_host::monotonic_ns().saturating_sub(latest.at_ns)
         });
         // An older one waited for a token, or was not seen.
         let age = Duration::from_nanos(age).min(LOOK);

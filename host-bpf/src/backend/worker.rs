@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use vcpufreq_device::kvm::{BridgeThread, Doorbell, GuestFacts, KvmOffload, TURNS, budget::Budget};
+use vcpufreq_bridge::{BridgeThread, Doorbell, GuestFacts, KvmOffload, TURNS, budget::Budget};
 use vcpufreq_device::{
-    ActuateError, Actuator, Clamp, CounterSnapshot, DomainId, Event, Events, Khz, VcpuId, host,
+    ActuateError, Actuator, Clamp, CounterSnapshot, DomainId, Event, Events, Khz, VcpuId,
 };
 
 use super::events::refusal;
@@ -57,8 +57,8 @@ impl Shared {
     /// The worker: what the programs leave to it, until it is stopped.
     pub(super) fn work(&self, worker: &WorkerEvents) {
         // Best effort: without these it is a thread like any other.
-        let _ = host::stay_off(&self.pcpus_of_vcpus);
-        let _ = host::clamp_current_thread_to_zero();
+        let _ = vcpufreq_host::stay_off(&self.pcpus_of_vcpus);
+        let _ = vcpufreq_host::clamp_current_thread_to_zero();
         self.confinement.on_thread(BridgeThread::Requests);
         let last_words = ReportPanic(self);
         match self.serve(worker) {
@@ -74,9 +74,9 @@ impl Shared {
         let (mut turn_at, mut budget) = (0, Budget::new(SHARE, Instant::now()));
         // Domains that may have a ceiling.
         let mut ceilings: Vec<u32> = Vec::new();
-        let mut cpu_before = host::thread_cpu_time();
+        let mut cpu_before = vcpufreq_host::thread_cpu_time();
         while !self.stop.load(SeqCst) {
-            let now = host::monotonic_ns();
+            let now = vcpufreq_host::monotonic_ns();
             // Requests over the limit get a turn now and then.
             let due = waiting.iter().map(|w| match w.not_before_ns {
                 Some(ns) => ns.max(turn_at),
@@ -102,7 +102,7 @@ impl Shared {
                     BpfEvent::Ceiling(domain) => ceilings.push(domain),
                 }
             }
-            let now = host::monotonic_ns();
+            let now = vcpufreq_host::monotonic_ns();
             let turn = now >= turn_at;
             // Domains of which a request waits on, in this turn.
             let mut changing = Vec::new();
@@ -143,7 +143,7 @@ impl Shared {
             if gone {
                 return Err("its programs don't see the guest's requests any more".to_owned());
             }
-            let cpu = host::thread_cpu_time();
+            let cpu = vcpufreq_host::thread_cpu_time();
             let used = cpu.saturating_sub(cpu_before);
             cpu_before = cpu;
             std::thread::sleep(budget.after(used, Instant::now()));
@@ -165,7 +165,8 @@ impl Shared {
     fn look(&self, waiting: &mut Vec<WorkerRequest>) -> MissedWrites {
         self.count_missed(|vcpu, known, seen| {
             let max = self.device.config().vcpus[vcpu.index()].table.max();
-            self.host.assume(vcpu, max, seen, host::monotonic_ns());
+            self.host
+                .assume(vcpu, max, seen, vcpufreq_host::monotonic_ns());
             waiting.push(WorkerRequest {
                 vcpu,
                 domain: known.domain,
@@ -196,7 +197,9 @@ impl Shared {
             if news > 0 {
                 found.missed += news;
                 known.missed.store(all, SeqCst);
-                known.missed_at_ns.store(host::monotonic_ns(), SeqCst);
+                known
+                    .missed_at_ns
+                    .store(vcpufreq_host::monotonic_ns(), SeqCst);
                 self.device.count_in_kernel(vcpu, news);
                 self.device.add_counters(
                     vcpu,
@@ -274,7 +277,7 @@ impl Shared {
                     vcpu,
                     domain: known.domain,
                     by: vcpu,
-                    not_before_ns: Some(host::monotonic_ns()),
+                    not_before_ns: Some(vcpufreq_host::monotonic_ns()),
                 });
             }
         }
@@ -324,7 +327,7 @@ impl Shared {
             // The time of a write that no program has seen is unknown.
             let seen = |at_ns: &u64| *at_ns > known.missed_at_ns.load(SeqCst);
             if let Some(at_ns) = latest.map(|latest| latest.at_ns).filter(seen) {
-                let took = host::monotonic_ns().saturating_sub(at_ns);
+                let took = vcpufreq_host::monotonic_ns().saturating_sub(at_ns);
                 known.clamp_after.record(took);
             }
             known.served.fetch_add(1, Relaxed);

@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use libbpf_rs::{MapCore as _, MapFlags};
-use vcpufreq_device::kvm::{PcpuLoad, PcpuTarget};
+use vcpufreq_bridge::{PcpuLoad, PcpuTarget};
 use vcpufreq_device::{Clamp, Khz, MAX_HOST_CALLS, Util, VcpuId, clamp};
 
 use super::{ApplyOutcome, HostBpf, LatestRequest, index};

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use libbpf_rs::{Link, MapCore as _, Object};
-use vcpufreq_device::host::proc_field;
+use vcpufreq_host::proc_field;
 
 use super::error::{BPFFS, ScxError, pin_error};
 use super::pins::{LAYOUT, OFF, ON, STARTING, STATE, control};

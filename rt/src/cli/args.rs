@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Deserialize;
-use vcpufreq_device::host::{CpuList, CpuListError};
+use vcpufreq_host::{CpuList, CpuListError};
 
 use super::report::ReportArgs;
 use crate::{

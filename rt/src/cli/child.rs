@@ -10,7 +10,7 @@ use nix::{
     },
     unistd::getppid,
 };
-use vcpufreq_device::host::ignored_signals;
+use vcpufreq_host::ignored_signals;
 
 /// Those of `signals` that this process doesn't ignore.
 ///

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use thiserror::Error;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 /// How long a test goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

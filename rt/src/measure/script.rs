@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 
 use serde::Serialize;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::cyclictest::Test;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The kernel's command line: the words of the profile that it lacks.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{CPU, Sheet, UnitContext, threads};
 use crate::{finding::Finding, partition};

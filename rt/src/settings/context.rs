@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a unit reads and decides by.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use crate::{
     host::ReadHost,

@@ -10,7 +10,7 @@
 //! from a parent partition. Threaded, because a process' threads may only be in groups of one
 //! threaded domain.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{Sheet, Unit, UnitContext};
 use crate::{

@@ -15,7 +15,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{CPU, policies::policies};
 use crate::host::ReadHost;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The cpufreq governor, and whether the CPU's frequency follows it.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{
     CPU, Sheet, Unit, UnitContext,

@@ -2,7 +2,7 @@
 //! Facts that are read and never changed: the machine, its firmware, and its boot.
 
 use miniz_oxide::inflate;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{CPU, Sheet, UnitContext, boot};
 use crate::{finding::Finding, host::Unread, profile::module_option};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Interrupts that can go to several CPUs.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{Sheet, Unit, UnitContext, irqbalance};
 use crate::{finding::Effect, host::Unread, value::Format};

@@ -2,7 +2,7 @@
 //! The daemon that spreads interrupts. It moves them back to real-time CPUs unless its environment
 //! or the kernel's isolation bans these; only people can change that.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{CPU, Sheet, UnitContext, threads};
 use crate::{

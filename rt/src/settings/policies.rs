@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! cpufreq's policies: which CPUs share a frequency, and which governors they can have.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{CPU, Sheet, UnitContext};
 use crate::{finding::Finding, host::ReadHost};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The scheduler's own switches: where timers go, and how much of a CPU real-time tasks may have.
 
-use vcpufreq_device::host::{CpuList, SCHED_DEBUG};
+use vcpufreq_host::{CpuList, SCHED_DEBUG};
 
 use super::{Sheet, Unit, UnitContext, by_value};
 use crate::{finding::Effect, host::Unread, value::Format};

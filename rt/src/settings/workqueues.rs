@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Kernel work that is bound to no CPU.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{Sheet, Unit, UnitContext};
 use crate::{finding::Effect, host::Unread, value::Format};

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use vcpufreq_device::host::SCHED_DEBUG;
+use vcpufreq_host::SCHED_DEBUG;
 
 use crate::harness::policy::Policy;
 use crate::harness::rt_command::succeeded as rt_command;

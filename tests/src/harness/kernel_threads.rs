@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vcpufreq_bench::tracefs::Switch;
-use vcpufreq_device::host::stat_field;
+use vcpufreq_host::stat_field;
 
 use crate::harness::sysfs;
 use crate::harness::vmm::vcpu_name;

@@ -4,7 +4,7 @@
 use std::{ops::Range, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
-use vcpufreq_device::host::{SchedAttr, Tid};
+use vcpufreq_host::{SchedAttr, Tid};
 
 /// Whether children of the thread start without its scheduling and clamp.
 pub fn resets_on_fork(tid: i32) -> Result<bool> {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, anyhow};
-use vcpufreq_device::host::proc_field;
+use vcpufreq_host::proc_field;
 
 /// Folder of the cpufreq policies.
 pub const CPUFREQ: &str = "/sys/devices/system/cpu/cpufreq";

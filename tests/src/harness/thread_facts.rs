@@ -2,7 +2,7 @@
 //! What procfs has of a thread: where it may run, where it ran, and how it is scheduled.
 
 use anyhow::{Context, Result};
-use vcpufreq_device::host::{proc_field, stat_field};
+use vcpufreq_host::{proc_field, stat_field};
 
 use super::sysfs;
 

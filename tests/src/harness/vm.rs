@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use vcpufreq_bench::piped::{Piped, child, threads};
-use vcpufreq_device::host::{self, CpuList, Tid, effective_clamp, proc_field, stat_field};
+use vcpufreq_host::{CpuList, Tid, effective_clamp, proc_field, stat_field};
 use vcpufreq_load::answer::{self, READY};
 
 use crate::harness::kernel_log;
@@ -136,7 +136,7 @@ impl Vm {
             let tid = settled(THREADS, || Ok(self.vcpu_tid(vcpu)), Result::is_ok)??;
             let tid = Tid::new(tid).context("a thread's number")?;
             let pcpus: Vec<u32> = pcpus.parse::<CpuList>()?.into_iter().collect();
-            host::pin(tid, &pcpus).context("pinning a vCPU")?;
+            vcpufreq_host::pin(tid, &pcpus).context("pinning a vCPU")?;
         }
         Ok(())
     }

@@ -12,8 +12,9 @@ pub mod topology_source;
 use std::collections::BTreeSet;
 
 use anyhow::bail;
-use vcpufreq_device::{DomainId, Khz, RatedCapacity, Util, host::ActuatorChoice};
+use vcpufreq_device::{DomainId, Khz, RatedCapacity, Util};
 use vcpufreq_dt::Opp;
+use vcpufreq_host::ActuatorChoice;
 
 use crate::{
     options::{

@@ -17,9 +17,9 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use anyhow::{Context, anyhow, bail};
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
-    host::{ActuatorChoice, CAPACITY_SCALE, CpuList},
 };
 use vcpufreq_dt::Opp;
+use vcpufreq_host::{ActuatorChoice, CAPACITY_SCALE, CpuList};
 
 use crate::{
     config::{
@@ -38,7 +38,7 @@ use crate::{
         image::{self, BootPlacement, Initrd, KernelImage},
     },
 };
-use vcpufreq_device::host::{CpufreqPolicy, HostCpus, HostOpp, Pcpu};
+use vcpufreq_host::{CpufreqPolicy, HostCpus, HostOpp, Pcpu};
 
 /// Checks everything that can be checked without touching the host.
 ///

@@ -2,7 +2,8 @@
 //! Each vCPU gets the table, capacity, domain and cluster that the options and
 //! the host give; each broken rule is refused with its values.
 
-use vcpufreq_device::{PcpuPerf, clamp, fakes::FakeHost, performance};
+use vcpufreq_device::{PcpuPerf, clamp, performance};
+use vcpufreq_host::fakes::FakeHost;
 
 use super::*;
 use crate::vm::console_output::ConsoleEnd;

@@ -2,7 +2,8 @@
 //! What is wanted of real-time vCPUs, checked without looking at the host.
 
 use anyhow::bail;
-use vcpufreq_device::{Util, host::CpuList};
+use vcpufreq_device::Util;
+use vcpufreq_host::CpuList;
 
 use super::VcpuConfig;
 use crate::options::{BoundArgs, RunArgs, values::of_vcpu};

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use vcpufreq_device::{DomainId, guest_capacities, kvm::shm, region_size};
+use vcpufreq_bridge::shm;
+use vcpufreq_device::{DomainId, guest_capacities, region_size};
 use vcpufreq_dt::{
     CpuFacts, CpufreqRegion, FactsError, Machine, MachineFacts, OppTable, RegionKind,
 };
@@ -95,7 +96,7 @@ mod tests {
     //! vCPUs of one domain share a table; without the bridge there is none, and
     //! capacities keep their ratio.
 
-    use vcpufreq_device::{fakes::FakeHost, host::HostCpus};
+    use vcpufreq_host::{HostCpus, fakes::FakeHost};
 
     use super::*;
     use crate::{config::resolve, options::RunArgs};

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use vcpufreq_device::host::{CAPACITY_SCALE, CpuList};
+use vcpufreq_host::{CAPACITY_SCALE, CpuList};
 
 use crate::{
     config::VcpuConfig,
     options::{VcpuArgs, values::of_vcpu},
 };
-use vcpufreq_device::host::HostCpus;
+use vcpufreq_host::HostCpus;
 
 /// Why vCPUs have the tables, clusters and domains of their pCPUs, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

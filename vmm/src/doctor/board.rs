@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What files tell of a board and its kernel beside CPUs and policies.
 
-use vcpufreq_device::host::{HostCpus, HostRoot};
+use vcpufreq_host::{HostCpus, HostRoot};
 
 use super::policies::numbers;
 

@@ -5,9 +5,8 @@
 use std::{io, path::Path};
 
 use serde::Serialize;
-use vcpufreq_device::host::CgroupError;
-use vcpufreq_device::host::HostRoot;
-use vcpufreq_device::{Headroom, host};
+use vcpufreq_device::Headroom;
+use vcpufreq_host::{CgroupError, HostRoot};
 
 use crate::{
     doctor::board::BoardFacts,
@@ -18,7 +17,7 @@ use crate::{
         protected::{self, kvm_mode},
     },
 };
-use vcpufreq_device::host::{CpuList, ENERGY_MODEL_DIR, HostCpus, PolicyFloor, floors};
+use vcpufreq_host::{CpuList, ENERGY_MODEL_DIR, HostCpus, PolicyFloor, floors};
 use vcpufreq_rt::{FrequencyCap, KernelHost, frequency_caps};
 
 /// Numbers of capabilities(7).
@@ -66,7 +65,7 @@ fn protected_vms(kvm_device: &Path) -> Result<(), String> {
 impl Live {
     /// Asks the running kernel. Starts and ends a thread; changes nothing.
     pub fn ask(kvm_device: &Path) -> Self {
-        let offer = host::ActuatorFacts::probe(&host::HostRoot::default(), None);
+        let offer = vcpufreq_host::ActuatorFacts::probe(&vcpufreq_host::HostRoot::default(), None);
         let capped = match &offer.cgroup {
             Err(CgroupError::Capped { path, value }) => {
                 Some((path.display().to_string(), value.clone()))
@@ -201,5 +200,5 @@ fn performance_domains(root: &HostRoot) -> EnergyModel {
 
 fn effective_capabilities(root: &HostRoot) -> Option<u64> {
     let status = root.text("proc/self/status")?;
-    u64::from_str_radix(host::proc_field(&status, "CapEff")?, 16).ok()
+    u64::from_str_radix(vcpufreq_host::proc_field(&status, "CapEff")?, 16).ok()
 }

@@ -3,7 +3,7 @@
 //! and the doctor's list of the parts that the running kernel is too old for. Its versions are those
 //! of the mainline kernel; distributions have some parts in older ones.
 
-use vcpufreq_device::host::version_of;
+use vcpufreq_host::version_of;
 
 use super::finding::DoctorFinding;
 

@@ -2,7 +2,7 @@
 //! One thing about a host, and the report that several make.
 
 use serde::Serialize;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 /// More than a finding's text has characters.
 const LONGEST: usize = 1000;

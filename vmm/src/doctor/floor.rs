@@ -3,7 +3,7 @@
 //! tasks is a minimum to schedutil, whatever the clamp.
 
 use super::DoctorFinding;
-use vcpufreq_device::host::{PolicyFloor, Reserved};
+use vcpufreq_host::{PolicyFloor, Reserved};
 
 use crate::floors::mhz;
 

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use vcpufreq_device::Headroom;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 pub use finding::{DoctorFinding, Level, exit_code, text};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A line on cpufreq policies: what each has, and its CPUs; which of them, by their numbers.
 
-use vcpufreq_device::host::{CpuList, CpufreqPolicy};
+use vcpufreq_host::{CpuList, CpufreqPolicy};
 
 /// `CPUs 0-3: NAME, CPUs 4-7: OTHER`
 pub fn per_policy(policies: &[CpufreqPolicy], value: impl Fn(&CpufreqPolicy) -> &str) -> String {

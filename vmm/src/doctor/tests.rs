@@ -7,7 +7,7 @@ use crate::{
     doctor::facts::Live,
     vm::{gic::Gic, probe::PathFacts},
 };
-use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_host::fakes::FakeHost;
 
 #[path = "policy_tests.rs"]
 mod policies;

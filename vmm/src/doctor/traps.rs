@@ -3,7 +3,7 @@
 //! table in `docs/boards.md` are made from it.
 
 use vcpufreq_device::Headroom;
-use vcpufreq_device::host::{CpufreqPolicy, NEEDS_UCLAMP};
+use vcpufreq_host::{CpufreqPolicy, NEEDS_UCLAMP};
 
 use super::finding::{DoctorFinding, Level};
 use super::floor;

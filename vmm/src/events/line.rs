@@ -2,7 +2,9 @@
 //! From an event to its line in the events file.
 
 use serde::Serialize;
-use vcpufreq_device::{Clamp, DomainId, Event, TuneEnd, Tuning, VcpuId, kvm::HostEvent};
+use vcpufreq_bridge::HostEvent;
+use vcpufreq_bridge::{TuneEnd, Tuning};
+use vcpufreq_device::{Clamp, DomainId, Event, VcpuId};
 
 /// An event with when and where it happened.
 #[derive(Clone, Copy, Debug)]

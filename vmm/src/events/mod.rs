@@ -24,11 +24,9 @@ use std::{
 };
 
 use anyhow::Context;
-use vcpufreq_device::{
-    Event, Events,
-    host::{Tid, monotonic_ns},
-    kvm::{EventSink, HostEvent},
-};
+use vcpufreq_bridge::{EventSink, HostEvent};
+use vcpufreq_device::{Event, Events};
+use vcpufreq_host::{Tid, monotonic_ns};
 
 use self::line::{EventLine, Stamped, What};
 use crate::sandbox::{Sandbox, ThreadClass};
@@ -198,7 +196,7 @@ mod tests {
 
     use std::sync::{Mutex, mpsc};
 
-    use vcpufreq_device::kvm::{PcpuLoad, PcpuTarget};
+    use vcpufreq_bridge::{PcpuLoad, PcpuTarget};
     use vcpufreq_device::{ActuateError, Clamp, DomainId, Khz, Util, VcpuId};
 
     use super::*;

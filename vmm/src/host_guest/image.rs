@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 
 /// With the release in place of `{}`: Debian, Ubuntu, Arch; Fedora; vendors' packages. Last one
 /// without a release, of Armbian, which has one kernel installed.
@@ -41,7 +41,7 @@ pub fn find(root: &HostRoot, release: &str) -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     //! Promise: the running kernel's own image is found before one without a release.
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::find;
 

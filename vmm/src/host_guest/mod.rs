@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use vcpufreq_bench::{GuestArgs, IO_DEVICE, NULL_BLK};
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 
 use crate::message::chain;
 use modules::Modules;
@@ -92,7 +92,7 @@ fn driver(modules: &Modules, release: &str) -> anyhow::Result<Vec<PathBuf>> {
 mod tests {
     //! Promises: the kernel's own driver is preferred, and a host without one, or with an empty one, is
     //! a clear line.
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
 

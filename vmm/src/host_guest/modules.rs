@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 
 /// The modules of one release.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ fn is_of(file: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     //! Promises: a module comes after those that it needs; an empty one is none.
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
 

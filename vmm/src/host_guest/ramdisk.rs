@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use cpio::newc::{Builder, ModeFileType, trailer};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 
 /// How the names of packed modules end, and what the kernel and a program call the packing.
 const PACKED: [(&str, &str); 3] = [(".gz", "gzip"), (".xz", "xz"), (".zst", "zstd")];
@@ -155,7 +155,7 @@ mod tests {
     //! shared libraries is known as such; a module is packed only where its kernel unpacks it.
     use std::io::{Read as _, Seek as _};
 
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
 

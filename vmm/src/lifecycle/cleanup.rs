@@ -14,7 +14,7 @@ use nix::{
     fcntl::Flock,
     sys::statfs::{CGROUP2_SUPER_MAGIC, statfs},
 };
-use vcpufreq_device::host::{self, CgroupError, CgroupTree, GroupRecord, HostRoot};
+use vcpufreq_host::{CgroupError, CgroupTree, GroupRecord, HostRoot};
 use vcpufreq_rt::{KernelHost, remove_within};
 
 use crate::lifecycle::record::{NoRecord, OwnerStatus, VmmRecord};
@@ -59,7 +59,7 @@ impl<'a> Cleaner<'a> {
     pub fn new(host: &'a HostRoot) -> Self {
         Self {
             host,
-            tree: &host::KernelTree,
+            tree: &vcpufreq_host::KernelTree,
             may_be_group,
             patience: PATIENCE,
         }
@@ -188,7 +188,7 @@ impl<'a> Cleaner<'a> {
     /// Puts the scheduling policies of others' threads back. What is left.
     fn put_policies_back(&self, record: &VmmRecord) -> Vec<String> {
         let put = record.threads.iter().map(|thread| {
-            let host::SavedThread { pid, tid, .. } = thread;
+            let vcpufreq_host::SavedThread { pid, tid, .. } = thread;
             let put = thread.put_policy_back(self.host);
             put.map_err(|error| {
                 format!("the policy of thread {tid} of process {pid} can't be put back: {error}")
@@ -212,7 +212,7 @@ impl<'a> Cleaner<'a> {
             Err(error) => left.push(chain(&error)),
         }
         for thread in &record.threads {
-            let host::SavedThread { pid, tid, .. } = thread;
+            let vcpufreq_host::SavedThread { pid, tid, .. } = thread;
             let put = thread.put_back(self.host);
             left.extend(put.err().map(|error| {
                 format!("the clamp of thread {tid} of process {pid} can't be put back: {error}")
@@ -252,12 +252,12 @@ impl<'a> Cleaner<'a> {
     /// Removes a VMM's cgroups, once the threads that are leaving them have left.
     ///
     /// # Errors
-    /// As [`host::remove`]; [`CgroupError::Busy`] only after the patience.
+    /// As [`vcpufreq_host::remove`]; [`CgroupError::Busy`] only after the patience.
     pub fn groups(&self, groups: &GroupRecord, cleaned: &mut Cleaned) -> Result<(), CgroupError> {
         if !groups.group.exists() {
             return Ok(());
         }
-        remove_within(self.patience, || host::remove(self.tree, groups))?;
+        remove_within(self.patience, || vcpufreq_host::remove(self.tree, groups))?;
         cleaned.removed.push(groups.group.clone());
         Ok(())
     }
@@ -265,7 +265,7 @@ impl<'a> Cleaner<'a> {
     /// Removes cgroups of dead VMMs that have no record any more.
     pub fn without_records(&self, cleaned: &mut Cleaned) {
         // Without cgroup v2 nothing can be left in it.
-        let found = host::leftovers(self.host);
+        let found = vcpufreq_host::leftovers(self.host);
         for leftover in found.unwrap_or_default() {
             let groups = GroupRecord {
                 origin: leftover.group.parent().unwrap_or(&leftover.group).into(),

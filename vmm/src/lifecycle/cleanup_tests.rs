@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use super::*;
 use crate::lifecycle::record::Owner;
-use vcpufreq_device::{fakes::FakeHost, host::RaisedGroups};
+use vcpufreq_host::{RaisedGroups, fakes::FakeHost};
 
 /// Directories in place of cgroups: what the kernel does on mkdir and rmdir.
 struct Directories;

@@ -17,8 +17,8 @@ use nix::{
     sys::termios::{LocalFlags, OutputFlags, SetArg, Termios, tcgetattr, tcsetattr},
     unistd::{self, setsid},
 };
-use vcpufreq_device::host::HostRoot;
-use vcpufreq_device::kvm::ioeventfd::frequency_event;
+use vcpufreq_bridge::ioeventfd::frequency_event;
+use vcpufreq_host::HostRoot;
 use vcpufreq_rt::KernelHost;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 

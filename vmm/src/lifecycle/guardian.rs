@@ -170,7 +170,7 @@ impl GuardianSocket {
     /// An event that wakes its reader when pCPU `number` changes its frequency.
     ///
     /// # Errors
-    /// As [`frequency_event`](vcpufreq_device::kvm::ioeventfd::frequency_event), and when the
+    /// As [`frequency_event`](vcpufreq_bridge::ioeventfd::frequency_event), and when the
     /// guardian has ended.
     pub fn frequency_event(&self, number: u32) -> io::Result<OwnedFd> {
         let mut request = vec![FREQUENCY];

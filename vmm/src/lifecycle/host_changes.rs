@@ -3,7 +3,7 @@
 //! after the last is undone.
 
 use anyhow::{anyhow, bail};
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 use vcpufreq_rt::{KernelHost, Vcpus};
 
 use crate::{
@@ -139,7 +139,7 @@ fn check_free(dir: &StateDir, host: &HostRoot, mine: &VmmRecord) -> anyhow::Resu
 #[cfg(test)]
 mod tests {
     //! Promise: a pCPU has one real-time guest.
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use vcpufreq_rt::RtHostChanges;
 

@@ -6,7 +6,7 @@ use std::{fs::File, path::Path, time::Duration};
 
 use anyhow::{Context, bail};
 use nix::fcntl::Flock;
-use vcpufreq_device::host::{HostRoot, RaisedGroups};
+use vcpufreq_host::{HostRoot, RaisedGroups};
 use vcpufreq_rt::{KernelHost, OwnerStatus};
 
 use super::record::{VmmRecord, known};
@@ -41,7 +41,7 @@ impl VmmRecord {
     ///
     /// # Errors
     /// As [`StateDir::lock`], [`StateDir::list`],
-    /// [`AdoptedGroups::capped`](vcpufreq_device::host::AdoptedGroups::capped), [`StateDir::write`]
+    /// [`AdoptedGroups::capped`](vcpufreq_host::AdoptedGroups::capped), [`StateDir::write`]
     /// and [`RaisedGroups::raise`]. From the write on, the record has what is to be put back.
     pub fn raise(&mut self, dir: &StateDir, host: &HostRoot) -> anyhow::Result<()> {
         if self.clamped().next().is_none() {
@@ -116,8 +116,8 @@ impl StateDir {
 #[cfg(test)]
 mod tests {
     //! Two VMs share a slice: it is raised until the last one ends.
-    use vcpufreq_device::fakes::FakeHost;
-    use vcpufreq_device::host::{AdoptedGroups, GroupRecord, Tid};
+    use vcpufreq_host::fakes::FakeHost;
+    use vcpufreq_host::{AdoptedGroups, GroupRecord, Tid};
 
     use super::*;
     use crate::lifecycle::cleanup::{Cleaned, Cleaner};

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::{
+use vcpufreq_host::{
     AdoptedGroups, GROUP_PREFIX, GroupRecord, HostRoot, RaisedGroups, SavedThread,
 };
 use vcpufreq_rt::{GuestCpus, InPartition, KernelHost, RtHostChanges, Untrusted};

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 use vcpufreq_rt::{KernelHost, OwnDir, Untrusted};
 
 use super::record::{Owner, OwnerStatus};
@@ -147,7 +147,7 @@ fn numbered(dir: &OwnDir) -> Result<Vec<(String, u32)>, Untrusted> {
 #[cfg(test)]
 mod tests {
     //! What is kept is there as long as its VMM.
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
     use crate::lifecycle::record::owner_of;

@@ -3,8 +3,8 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use vcpufreq_device::fakes::FakeHost;
-use vcpufreq_device::host::{GroupRecord, HostRoot};
+use vcpufreq_host::fakes::FakeHost;
+use vcpufreq_host::{GroupRecord, HostRoot};
 use vcpufreq_rt::KernelHost;
 
 use super::*;

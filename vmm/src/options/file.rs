@@ -11,7 +11,7 @@ use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{RunArgs, serve::ListenArgs};
 use crate::message::{one_line, usage};

@@ -13,10 +13,8 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use vcpufreq_device::{
-    ClampMode, CurPerfVisibility, RateLimit,
-    host::{ActuatorChoice, CpuList},
-};
+use vcpufreq_device::{ClampMode, CurPerfVisibility, RateLimit};
+use vcpufreq_host::{ActuatorChoice, CpuList};
 
 use crate::{
     path::PathChoice,

@@ -3,7 +3,7 @@
 
 use std::{fmt, str::FromStr};
 
-use vcpufreq_device::host::SchedAttr;
+use vcpufreq_host::SchedAttr;
 
 use crate::vm::memory::PageSize;
 

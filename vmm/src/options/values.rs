@@ -4,11 +4,9 @@
 use std::{fmt, num::NonZeroU32, str::FromStr};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use vcpufreq_device::{
-    RateLimit,
-    host::{CpuList, CpuListError},
-};
+use vcpufreq_device::RateLimit;
 use vcpufreq_dt::Opp;
+use vcpufreq_host::{CpuList, CpuListError};
 
 /// Takes one of these names for its value.
 pub fn one_of<T: Clone + Send + Sync + 'static>(

@@ -8,7 +8,7 @@ use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     unistd::Pid,
 };
-use vcpufreq_device::host::{CpuList, HostRoot};
+use vcpufreq_host::{CpuList, HostRoot};
 
 /// This thread.
 const THIS: Pid = Pid::from_raw(0);
@@ -65,7 +65,7 @@ mod tests {
     //! QEMU starts on CPUs of one type, and its server is where it was.
     use std::process::Command;
 
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
 

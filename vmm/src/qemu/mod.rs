@@ -27,7 +27,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use vcpufreq_device::host::{CpuList, HostRoot, Tid};
+use vcpufreq_host::{CpuList, HostRoot, Tid};
 
 use crate::{
     config::rt_pcpus,

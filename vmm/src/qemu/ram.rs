@@ -10,11 +10,9 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use vcpufreq_device::{
-    host::HostRoot,
-    kvm::shm::{SharedMemory, sealed_memory, vcpu_threads},
-};
+use vcpufreq_bridge::shm::{SharedMemory, sealed_memory, vcpu_threads};
 use vcpufreq_dt::RESERVED;
+use vcpufreq_host::HostRoot;
 
 use super::{
     command::{Described, QemuCommand},

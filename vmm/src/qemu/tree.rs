@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use vcpufreq_device::host::memory_file;
 use vcpufreq_dt::Seeds;
+use vcpufreq_host::memory_file;
 
 use super::{
     command::{Described, QemuCommand},

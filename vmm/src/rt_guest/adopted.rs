@@ -3,10 +3,8 @@
 //! stays if it is what is wanted.
 
 use anyhow::bail;
-use vcpufreq_device::{
-    VcpuId,
-    host::{CpuList, SchedAttr, Tid, affinity_of},
-};
+use vcpufreq_device::VcpuId;
+use vcpufreq_host::{CpuList, SchedAttr, Tid, affinity_of};
 
 use super::RtGuest;
 

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::bail;
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 use vcpufreq_rt::{PartitionGuest, Record};
 
 use crate::config::VcpuConfig;

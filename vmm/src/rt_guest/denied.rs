@@ -5,7 +5,8 @@ use std::{io, thread};
 
 use caps::{CapSet, Capability};
 use nix::sys::resource::{Resource, getrlimit};
-use vcpufreq_device::{VcpuId, host::Tid};
+use vcpufreq_device::VcpuId;
+use vcpufreq_host::Tid;
 
 use crate::options::rt_values::RtPolicy;
 
@@ -33,7 +34,7 @@ impl RtRights {
 /// Schedules the thread of `vcpu` so.
 ///
 /// # Errors
-/// As [`SchedAttr::set`](vcpufreq_device::host::SchedAttr::set): `EPERM` without CAP_SYS_NICE,
+/// As [`SchedAttr::set`](vcpufreq_host::SchedAttr::set): `EPERM` without CAP_SYS_NICE,
 /// `EBUSY` when there is no bandwidth left. The thread keeps its policy.
 pub fn schedule(vcpu: VcpuId, policy: RtPolicy, tid: Tid) -> anyhow::Result<()> {
     policy.attr().set(tid).map_err(|error| {

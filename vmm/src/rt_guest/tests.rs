@@ -9,11 +9,9 @@ use std::sync::{
 
 use vcpufreq_device::{
     Device, DeviceConfig, FEATURE_ANY_CPU, Khz, MmioRegion, NoEvents, PerfTable, REG_FEATURES,
-    REGION_STRIDE, RegisterPages, VcpuSpec,
-    fakes::{DirTree, FixedSource},
-    host::{ActuatorKind, CgroupTree as _, Placement},
-    region_size,
+    REGION_STRIDE, RegisterPages, VcpuSpec, fakes::FixedSource, region_size,
 };
+use vcpufreq_host::{ActuatorKind, CgroupTree as _, Placement, fakes::DirTree};
 use vcpufreq_rt::{Partition, PartitionGuest, Profile};
 
 use super::*;
@@ -24,8 +22,8 @@ use crate::{
     },
     options::RunArgs,
 };
-use vcpufreq_device::fakes::FakeHost;
-use vcpufreq_device::host::HostCpus;
+use vcpufreq_host::HostCpus;
+use vcpufreq_host::fakes::FakeHost;
 
 fn parts(toml: &str) -> Result<(Vec<VcpuConfig>, Vec<Util>), String> {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());

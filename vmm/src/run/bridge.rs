@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use vcpufreq_device::host::{HostRoot, Tid, monotonic_ns};
-use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
-use vcpufreq_device::kvm::{
+use vcpufreq_bridge::Tuning;
+use vcpufreq_bridge::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
+use vcpufreq_bridge::{
     AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
     EventSink, EventStats, GuestPages, IoeventfdPlan, Offered, Totals, Unconfined, VcpuSnapshot,
 };
-use vcpufreq_device::{Khz, Tuning};
+use vcpufreq_device::Khz;
+use vcpufreq_host::{HostRoot, Tid, monotonic_ns};
 
 use crate::{
     config::{RunConfig, rt_pcpus},

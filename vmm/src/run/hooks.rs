@@ -9,11 +9,9 @@ use std::{
     },
 };
 
-use vcpufreq_device::{
-    VcpuId,
-    host::Tid,
-    kvm::{BridgeHandle, KvmOffload},
-};
+use vcpufreq_bridge::{BridgeHandle, KvmOffload};
+use vcpufreq_device::VcpuId;
+use vcpufreq_host::Tid;
 
 use crate::{
     lifecycle::guardian::GuardianSocket,

@@ -15,11 +15,9 @@ mod summary;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use vcpufreq_device::{
-    Device,
-    host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree},
-    kvm::{BridgeDevice, EventStats, Totals},
-};
+use vcpufreq_bridge::{BridgeDevice, EventStats, Totals};
+use vcpufreq_device::Device;
+use vcpufreq_host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree};
 use vcpufreq_rt::{InForce, KernelHost};
 
 use self::{
@@ -44,7 +42,7 @@ use crate::{
     sys,
     vm::{self, RunReport, console_output::ConsoleEnd, layout, protected},
 };
-use vcpufreq_device::host::HostCpus;
+use vcpufreq_host::HostCpus;
 
 /// Runs a guest; returns the exit code.
 ///

@@ -4,11 +4,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use vcpufreq_device::{
-    ClampMode,
-    host::{self, ActuatorFacts, ActuatorKind, Chosen, HostRoot, SysfsSource},
-    kvm::{GuestPages, IoeventfdPlan},
-};
+use vcpufreq_bridge::{GuestPages, IoeventfdPlan};
+use vcpufreq_device::ClampMode;
+use vcpufreq_host::{ActuatorFacts, ActuatorKind, Chosen, HostRoot, SysfsSource};
 
 use super::bridge::{BpfRequests, Plans, bpf_backend};
 use crate::{
@@ -20,7 +18,7 @@ use crate::{
     sys,
     vm::probe::PathFacts,
 };
-use vcpufreq_device::host::HostCpus;
+use vcpufreq_host::HostCpus;
 
 /// What the host offers to a guest with the bridge; nothing is made yet.
 pub struct HostOffer {
@@ -43,7 +41,7 @@ impl HostOffer {
         const NEXT: &str = "or run without the bridge (--no-bridge)";
         let root = HostRoot::default();
         let facts = ActuatorFacts::probe(&root, config.options.bridge.cgroup_parent.as_deref());
-        let chosen = host::choose(config.actuator, facts).map_err(|why| {
+        let chosen = vcpufreq_host::choose(config.actuator, facts).map_err(|why| {
             anyhow::anyhow!(
                 "{why}; change that, {NEXT}, or let it only read what it gets (--actuator none)"
             )
@@ -66,7 +64,7 @@ impl HostOffer {
     }
 
     /// The cgroups that this process will make.
-    pub fn groups(&self) -> Option<host::GroupRecord> {
+    pub fn groups(&self) -> Option<vcpufreq_host::GroupRecord> {
         match &self.chosen.kind {
             ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
             ActuatorKind::Adopted(_)
@@ -147,7 +145,7 @@ pub fn floors(config: &RunConfig, host: &HostRoot, cpus: &HostCpus) -> Vec<Strin
         pcpus = cpus.online().into_iter().collect();
     }
     floors::explain(
-        &vcpufreq_device::host::floors(host, cpus),
+        &vcpufreq_host::floors(host, cpus),
         &pcpus,
         config.options.bridge.clamp,
     )

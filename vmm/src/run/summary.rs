@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a run had to report in the end.
 
-use vcpufreq_device::kvm::Totals;
+use vcpufreq_bridge::Totals;
 
 use crate::vm::RunReport;
 

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use caps::CapsHashSet;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
-use vcpufreq_device::host::Tid;
+use vcpufreq_host::Tid;
 
 use crate::{patience::patience, sys::ignore};
 

@@ -25,9 +25,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use caps::{CapSet, Capability, CapsHashSet};
 use seccompiler::{BpfProgram, apply_filter};
-use vcpufreq_device::host::HostRoot;
-use vcpufreq_device::kvm::ioeventfd::frequency_event;
-use vcpufreq_device::kvm::{BridgeThread, Confinement};
+use vcpufreq_bridge::ioeventfd::frequency_event;
+use vcpufreq_bridge::{BridgeThread, Confinement};
+use vcpufreq_host::HostRoot;
 
 use crate::lifecycle::guardian::GuardianSocket;
 use crate::message::{chain, warn};

@@ -5,15 +5,12 @@ use std::{fs::File, sync::Arc};
 
 use anyhow::Context;
 use caps::Capability;
-use vcpufreq_device::{
-    Device, VcpuId,
-    host::{self, HostActuator, HostThread, SysfsSource, Tid},
-    kvm::{
-        Bridge, BridgeConfig, BridgeDevice, Confinement, Diagnostics, EventStats, Offered,
-        Unconfined,
-        shm::{AllVcpus, ShmBackend},
-    },
+use vcpufreq_bridge::{
+    Bridge, BridgeConfig, BridgeDevice, Confinement, Diagnostics, EventStats, Offered, Unconfined,
+    shm::{AllVcpus, ShmBackend},
 };
+use vcpufreq_device::{Device, VcpuId};
+use vcpufreq_host::{HostActuator, HostThread, SysfsSource, Tid};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
@@ -169,7 +166,7 @@ impl BridgePlan<'_> {
             self.rt.enter_partition(vcpu, thread.tid()?)?;
             let pcpus = &self.served.vcpus[vcpu.index()].pin;
             if !pcpus.is_empty() {
-                let pinned = thread.tid().and_then(|tid| host::pin(tid, pcpus));
+                let pinned = thread.tid().and_then(|tid| vcpufreq_host::pin(tid, pcpus));
                 pinned.with_context(|| format!("vCPU {vcpu} can't be pinned; correct --pin"))?;
             }
             self.rt.schedule(vcpu, thread.tid()?)?;

@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
-use vcpufreq_device::host::{
-    self, ActuatorChoice, ActuatorFacts, ActuatorKind, AdoptedGroups, Chosen, HostRoot, Tid,
+use vcpufreq_host::{
+    ActuatorChoice, ActuatorFacts, ActuatorKind, AdoptedGroups, Chosen, HostRoot, Tid,
 };
 
 use super::Served;
@@ -99,7 +99,7 @@ pub fn choose(served: &Served, pid: u32, threads: &[Option<Tid>]) -> anyhow::Res
         }
     }
     let facts = ActuatorFacts::probe_for(&served.host, pid, parent);
-    host::choose(served.actuator, facts).map_err(|why| {
+    vcpufreq_host::choose(served.actuator, facts).map_err(|why| {
         anyhow!("{why}; change that, or let the VM only read what it gets (--actuator none)")
     })
 }
@@ -117,7 +117,7 @@ fn paths(groups: &AdoptedGroups) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     //! Groups that libvirt makes after its VM has connected are found, and others are left alone.
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
 

@@ -5,10 +5,8 @@
 
 use std::{collections::BTreeSet, fs, os::fd::AsFd as _, time::Duration};
 
-use vcpufreq_device::{
-    VcpuId,
-    host::{CpuList, HostRoot},
-};
+use vcpufreq_device::VcpuId;
+use vcpufreq_host::{CpuList, HostRoot};
 
 use super::{
     ServedVmm, SharedWithVmm,

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use vcpufreq_device::host::{HostRoot, proc_field};
+use vcpufreq_host::{HostRoot, proc_field};
 
 use super::ServedVmm;
 

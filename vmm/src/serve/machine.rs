@@ -7,10 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use vcpufreq_device::{
-    VcpuId,
-    host::{CpuList, Tid},
-};
+use vcpufreq_device::VcpuId;
+use vcpufreq_host::{CpuList, Tid};
 
 use super::{
     EndSignals, Served, ServedVmm, SharedWithVmm,

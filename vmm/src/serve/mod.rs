@@ -33,7 +33,7 @@ mod vmm;
 
 use anyhow::Context;
 use nix::unistd::User;
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 
 use crate::{message::warn, options::serve::ServeArgs};
 pub use guest_ram::shared_ram;

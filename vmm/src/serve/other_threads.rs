@@ -6,8 +6,8 @@
 use std::fs;
 
 use anyhow::{Context, bail};
-use vcpufreq_device::host::{
-    self, CpuList, HostRoot, HostThread, PartitionGroups, SavedThread, Tid, affinity_of,
+use vcpufreq_host::{
+    CpuList, HostRoot, HostThread, PartitionGroups, SavedThread, Tid, affinity_of,
 };
 
 /// These threads of one VMM.
@@ -92,7 +92,7 @@ impl OtherThreads {
             let main = main.ok_or(std::io::ErrorKind::InvalidInput)?;
             rest = affinity_of(main)?.without(&self.cpus);
         }
-        host::pin(thread.tid()?, rest.as_slice())
+        vcpufreq_host::pin(thread.tid()?, rest.as_slice())
     }
 
     fn all(&self) -> anyhow::Result<Vec<Tid>> {
@@ -142,7 +142,7 @@ mod tests {
         borrowed[0].put_back(&root).unwrap();
         assert_eq!(affinity_of(tid).unwrap(), before);
         // As a manager has it that wants it there.
-        host::pin(tid, cpu.as_slice()).unwrap();
+        vcpufreq_host::pin(tid, cpu.as_slice()).unwrap();
         let line = others.look().unwrap_err().to_string();
         assert!(line.contains("<emulatorpin>"), "{line}");
         assert_eq!(line.lines().count(), 1);

@@ -7,11 +7,9 @@ use std::{
 };
 
 use anyhow::bail;
-use vcpufreq_device::{
-    MAX_VCPUS,
-    host::{HostRoot, Tid},
-    kvm::shm::vcpu_threads,
-};
+use vcpufreq_bridge::shm::vcpu_threads;
+use vcpufreq_device::MAX_VCPUS;
+use vcpufreq_host::{HostRoot, Tid};
 
 use super::{
     Refusals, Served, ServedVmm, give_memory,
@@ -299,7 +297,7 @@ impl PendingVmms {
 #[cfg(test)]
 mod tests {
     //! All vCPUs of a VM are found, also more than the server was started for.
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
 

@@ -15,10 +15,8 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use serde::Deserialize;
-use vcpufreq_device::{
-    MAX_VCPUS,
-    host::{HostRoot, Tid},
-};
+use vcpufreq_device::MAX_VCPUS;
+use vcpufreq_host::{HostRoot, Tid};
 
 use crate::message::printable;
 
@@ -274,7 +272,7 @@ mod tests {
     //! isn't QEMU costs a bounded memory.
     use std::os::unix::net::UnixListener;
 
-    use vcpufreq_device::fakes::FakeHost;
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
     use crate::message::chain;

@@ -4,10 +4,8 @@
 use std::fs::File;
 
 use anyhow::Context;
-use vcpufreq_device::{
-    Util,
-    host::{ActuatorChoice, HostCpus, HostRoot},
-};
+use vcpufreq_device::Util;
+use vcpufreq_host::{ActuatorChoice, HostCpus, HostRoot};
 use vcpufreq_rt::{InForce, KernelHost};
 
 use crate::{

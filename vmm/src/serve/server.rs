@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use vcpufreq_device::host::Tid;
+use vcpufreq_host::Tid;
 
 use super::{
     EndSignals, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm, Socket, VmChange,

@@ -5,12 +5,10 @@
 use std::{cell::Cell, os::fd::AsRawFd, time::Duration};
 
 use anyhow::{Context, bail};
-use vcpufreq_device::{
-    VcpuId,
-    host::{
-        ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, SavedThread, Tid,
-        affinity_of,
-    },
+use vcpufreq_device::VcpuId;
+use vcpufreq_host::{
+    ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, SavedThread, Tid,
+    affinity_of,
 };
 use vcpufreq_rt::{InForce, KernelHost, Record};
 

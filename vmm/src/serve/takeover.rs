@@ -17,7 +17,8 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use vcpufreq_device::{host::HostRoot, kvm::shm::SharedMemory};
+use vcpufreq_bridge::shm::SharedMemory;
+use vcpufreq_host::HostRoot;
 use vcpufreq_rt::KernelHost;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 

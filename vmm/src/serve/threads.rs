@@ -7,10 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use vcpufreq_device::{
-    host::{self, HostRoot, HostThread, SavedThread, Tid},
-    kvm::shm::vcpu_threads,
-};
+use vcpufreq_bridge::shm::vcpu_threads;
+use vcpufreq_host::{HostRoot, HostThread, SavedThread, Tid};
 
 use super::Served;
 use crate::sys;
@@ -97,10 +95,12 @@ impl FoundThreads {
     pub fn pin_again(&self) {
         let pinned = self.threads.iter().zip(&self.pins);
         for (thread, (_, pcpus)) in pinned.filter(|(_, (_, pcpus))| !pcpus.is_empty()) {
-            let is_within = thread.tid().and_then(|tid| host::is_within(tid, pcpus));
+            let is_within = thread
+                .tid()
+                .and_then(|tid| vcpufreq_host::is_within(tid, pcpus));
             if is_within.is_ok_and(|within| !within) {
                 // Fails while all of them are offline; the bridge reports that.
-                let _ = thread.tid().and_then(|tid| host::pin(tid, pcpus));
+                let _ = thread.tid().and_then(|tid| vcpufreq_host::pin(tid, pcpus));
             }
         }
     }

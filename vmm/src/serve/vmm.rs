@@ -15,11 +15,9 @@ use std::{
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use vcpufreq_device::{
-    Headroom, VcpuId,
-    host::{HostRoot, stat_field},
-    kvm::shm::{SharedMemory, hand_over, refuse},
-};
+use vcpufreq_bridge::shm::{SharedMemory, hand_over, refuse};
+use vcpufreq_device::{Headroom, VcpuId};
+use vcpufreq_host::{HostRoot, stat_field};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Served, qmp::Qmp};

@@ -18,7 +18,7 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
 };
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 use vcpufreq_rt::KernelHost;
 
 use super::{

@@ -10,7 +10,7 @@
 
 use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt as _};
 
-use vcpufreq_device::host::{CpuList, HostRoot, policies};
+use vcpufreq_host::{CpuList, HostRoot, policies};
 
 use super::snapshot::{OppTime, PolicyTimes, Stats, VcpuStats};
 

@@ -299,7 +299,7 @@ fn cause(stats: &Stats, of: &VcpuStats) -> &'static str {
     let capped = |pcpu: u32| {
         let mut policies = stats.policies.iter().filter(|of| of.capped_khz.is_some());
         policies.any(|policy| {
-            let cpus = policy.cpus.parse::<vcpufreq_device::host::CpuList>();
+            let cpus = policy.cpus.parse::<vcpufreq_host::CpuList>();
             cpus.is_ok_and(|cpus| cpus.contains(pcpu))
         })
     };

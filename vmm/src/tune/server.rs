@@ -20,9 +20,10 @@ use nix::{
     sys::socket::{SockFlag, accept4, getsockopt, sockopt::PeerCredentials},
     unistd::{geteuid, read, write},
 };
-use vcpufreq_device::{
-    Khz, Pace, RateLimit, TuneClient, TuneRequest, VcpuId, host::monotonic_ns, kvm::BridgeHandle,
-};
+use vcpufreq_bridge::BridgeHandle;
+use vcpufreq_bridge::{TuneClient, TuneRequest};
+use vcpufreq_device::{Khz, Pace, RateLimit, VcpuId};
+use vcpufreq_host::monotonic_ns;
 
 use super::wire::{LINE, TuneAnswer, TuneVerb};
 use crate::{
@@ -225,7 +226,7 @@ impl ConnectedClient {
     }
 
     fn carry_out(&mut self, line: &[u8], bridge: &BridgeHandle) -> Result<u64, String> {
-        let text = |error: vcpufreq_device::TuneError| error.to_string();
+        let text = |error: vcpufreq_bridge::TuneError| error.to_string();
         match TuneVerb::read(line)? {
             TuneVerb::Tune {
                 vcpu,

@@ -14,11 +14,11 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq_device::{
-    Device, DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec,
+use vcpufreq_bridge::{Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats};
+use vcpufreq_device::{Device, DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
+use vcpufreq_host::{
+    ActuatorKind, CgroupTree as _, HostActuator, HostRoot, Placement, SysfsSource, Tid,
     fakes::DirTree,
-    host::{ActuatorKind, CgroupTree as _, HostActuator, HostRoot, Placement, SysfsSource, Tid},
-    kvm::{Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats},
 };
 
 use super::{
@@ -219,7 +219,7 @@ fn a_tuning_ends_with_its_time_or_by_any_clients_call() {
     let for_ms = LONG;
     let longer = other.call(TuneVerb::Retune { handle, for_ms });
     assert_eq!(longer, TuneAnswer::Handle(handle));
-    let left = scene.bridge.handle().tunings()[0].until_ns - vcpufreq_device::host::monotonic_ns();
+    let left = scene.bridge.handle().tunings()[0].until_ns - vcpufreq_host::monotonic_ns();
     assert!(left > 3_000_000_000_000, "{left}");
     assert_eq!(scene.clamp(1), [0, 512]);
     let ended = other.call(TuneVerb::Untune { handle });

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, bail};
 
-pub use vcpufreq_device::kvm::{MmioDevice, accesses_are_of};
+pub use vcpufreq_bridge::{MmioDevice, accesses_are_of};
 
 struct Range {
     base: u64,

@@ -4,9 +4,9 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use vcpufreq_bridge::{GuestPages, KvmOffload};
 use vcpufreq_device::VcpuId;
-use vcpufreq_device::host::Tid;
-use vcpufreq_device::kvm::{GuestPages, KvmOffload};
+use vcpufreq_host::Tid;
 
 use super::bus::{Bus, MmioDevice};
 use super::console_output::ConsoleEnd;

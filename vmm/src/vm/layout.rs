@@ -64,7 +64,7 @@ pub fn mpidr_affinity(vcpu: u16) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use vcpufreq_device::kvm::shm;
+    use vcpufreq_bridge::shm;
 
     use super::*;
 

@@ -11,8 +11,8 @@ use anyhow::{anyhow, bail};
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, VmFd};
 use serde::Serialize;
+use vcpufreq_bridge::{PageMapping, SlotMemory};
 use vcpufreq_device::REGION_ALIGN;
-use vcpufreq_device::kvm::{PageMapping, SlotMemory};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::gic::Gic;

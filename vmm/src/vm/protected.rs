@@ -4,7 +4,7 @@
 //! uses, and has no read-only slots for it.
 
 use kvm_ioctls::{Error, Kvm, VmFd};
-use vcpufreq_device::host::{HostRoot, version_of};
+use vcpufreq_host::{HostRoot, version_of};
 
 /// `KVM_VM_TYPE_ARM_PROTECTED` of `linux/kvm.h`.
 const PROTECTED: u64 = 1 << 31;

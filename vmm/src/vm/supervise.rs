@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use kvm_ioctls::Kvm;
-use vcpufreq_device::host::thread_cpu_time;
-use vcpufreq_device::kvm::{Attachment, FreeSlot, GuestPages, KvmOffload, budget::Budget};
+use vcpufreq_bridge::{Attachment, FreeSlot, GuestPages, KvmOffload, budget::Budget};
+use vcpufreq_host::thread_cpu_time;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::backoff::Backoff;

@@ -17,7 +17,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use libc::{c_int, c_void, siginfo_t};
 use nix::sched::sched_getcpu;
 use vcpufreq_device::VcpuId;
-use vcpufreq_device::host::{Tid, pin};
+use vcpufreq_host::{Tid, pin};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 

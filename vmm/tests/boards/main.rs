@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 use clap::Parser;
 use vcpufreq::cli::{Cli, Command, DtArgs};
 use vcpufreq::config::{VcpuConfig, resolve};
-use vcpufreq_device::fakes::FakeHost;
-use vcpufreq_device::host::HostCpus;
 use vcpufreq_device::{ClampMode, Headroom, Khz, VcpuSpec, clamp};
+use vcpufreq_host::HostCpus;
+use vcpufreq_host::fakes::FakeHost;
 
 use blob::{Tree, cell, read_resolved};
 use facts::{BoardFacts, PolicyFacts};

@@ -15,19 +15,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vcpufreq::vm::bus::MmioDevice;
-use vcpufreq_device::fakes::FixedSource;
-use vcpufreq_device::kvm::PageMapping;
-use vcpufreq_device::kvm::ioeventfd::{
+use vcpufreq_bridge::ioeventfd::{
     DomainWrites, EntryBell, IoeventfdRegion, PendingWrites, Unknown, Worker, WorkerParts,
 };
-use vcpufreq_device::kvm::{Doorbell, FreeSlot, OffloadState, SlotMemory, Unconfined};
+use vcpufreq_bridge::{Doorbell, FreeSlot, OffloadState, PageMapping, SlotMemory, Unconfined};
+use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::{
     ActuateError, Actuator, Clamp, Device, NoEvents, RegisterPages, region_size,
 };
 
 use kvm_ioctls::{Kvm, VmFd};
 use vcpufreq::vm::bus::Bus;
-use vcpufreq_device::kvm::KvmOffload;
+use vcpufreq_bridge::KvmOffload;
 use vcpufreq_device::{Khz, PcpuPerf};
 use vmm_sys_util::eventfd::EventFd;
 

@@ -29,8 +29,8 @@ use vcpufreq::vm::bus::Bus;
 use vcpufreq::vm::layout::CPUFREQ_BASE;
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use vcpufreq::vm::{ExitReason, Hooks};
-use vcpufreq_device::host::proc_field;
 use vcpufreq_device::{DomainId, Event, RateLimit, Util, VcpuId};
+use vcpufreq_host::proc_field;
 use vm_memory::{Bytes, GuestAddress};
 
 use setup::*;

@@ -13,13 +13,13 @@ use vcpufreq::vm::machine::{Bootable, KvmGuest};
 use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use vcpufreq::vm::{Cpufreq, Hooks, RunReport, VmEnvironment, supervise};
+use vcpufreq_bridge::KvmOffload;
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
-use vcpufreq_device::host::Tid;
-use vcpufreq_device::kvm::KvmOffload;
 use vcpufreq_device::{
     Clock, Device, DeviceConfig, DomainId, Headroom, Khz, MmioRegion, PcpuPerf, PerfTable,
     RateLimit, Util, VcpuId, VcpuSpec, region_size,
 };
+use vcpufreq_host::Tid;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 

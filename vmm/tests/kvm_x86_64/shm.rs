@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use kvm_ioctls::Kvm;
 use vcpufreq::vm::bus::{Bus, MmioDevice};
 use vcpufreq::vm::{Cpufreq, ExitReason};
-use vcpufreq_device::fakes::FakeHost;
-use vcpufreq_device::host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
-use vcpufreq_device::kvm::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
-use vcpufreq_device::kvm::{
+use vcpufreq_bridge::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
+use vcpufreq_bridge::{
     AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, Offered,
 };
 use vcpufreq_device::{Device, DeviceConfig, Khz, PerfTable, VcpuSpec};
+use vcpufreq_host::fakes::FakeHost;
+use vcpufreq_host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
 
 use super::in_kernel::Counted;
 use super::*;

@@ -17,7 +17,7 @@ use nix::unistd::pipe2;
 use tempfile::TempDir;
 use vcpufreq::lifecycle::record::{VmmRecord, owner_of};
 use vcpufreq::lifecycle::state::StateDir;
-use vcpufreq_device::host::{GroupRecord, HostRoot};
+use vcpufreq_host::{GroupRecord, HostRoot};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 /// Ends a test that would hang. A machine may be busy with something else for long.

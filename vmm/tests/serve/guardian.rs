@@ -18,7 +18,7 @@ use nix::{
 };
 use vcpufreq::lifecycle::record::VmmRecord;
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
-use vcpufreq_device::host::GroupRecord;
+use vcpufreq_host::GroupRecord;
 
 use super::{left, server::Server, skipped, socket, vmm::Vmm, wait_until};
 

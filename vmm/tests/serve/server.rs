@@ -21,7 +21,7 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
-use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_host::fakes::FakeHost;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{

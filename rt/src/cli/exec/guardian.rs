@@ -16,7 +16,7 @@ use nix::{
     sys::signal::SigSet,
     unistd::{Pid, setsid},
 };
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use crate::{
     cli::{

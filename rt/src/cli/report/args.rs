@@ -5,7 +5,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use crate::{
     host::ReadHost as _,

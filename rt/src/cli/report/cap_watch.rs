@@ -5,7 +5,7 @@
 //! comes and goes between two looks isn't seen. What the hardware throttles by itself shows on x86
 //! in counters, of which none is missed.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use crate::{
     host::ReadHost,

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{args::ReportArgs, required::RequiredTests, running::ReportProcesses, shell::Shell};
 use crate::measure::Test;

@@ -2,7 +2,7 @@
 //! The tests of a report, one after the other, each in parts.
 
 use anyhow::{Context as _, bail};
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{
     args::{ReportArgs, WantedHost},

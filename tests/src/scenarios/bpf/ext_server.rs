@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use libbpf_rs::{Link, MapCore, Object, ObjectBuilder};
 use serde_json::{Value, json};
-use vcpufreq_device::host::SCHED_DEBUG;
+use vcpufreq_host::SCHED_DEBUG;
 
 use crate::harness::policy::Policy;
 use crate::harness::wait::{SOON, wait_until};

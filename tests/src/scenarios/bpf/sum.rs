@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
-use vcpufreq_device::host::{SCHED_DEBUG, proc_field};
 use vcpufreq_device::{ClampMode, Util};
+use vcpufreq_host::{SCHED_DEBUG, proc_field};
 use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostModule, VcpuPolicy};
 
 use super::group::{ClampGroup, has_uclamp};

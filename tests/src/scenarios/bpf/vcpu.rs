@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use vcpufreq_device::host::effective_clamp;
 use vcpufreq_device::{RateLimit, VcpuId};
+use vcpufreq_host::effective_clamp;
 use vcpufreq_host_bpf::{
     ActuateBy, BpfCounters, BpfEvent, HostBpf, HostModule, VcpuPolicy, WorkerEvents, WorkerRequest,
 };

@@ -4,11 +4,11 @@
 use anyhow::Result;
 use kvm_ioctls::Kvm;
 use serde_json::{Value, json};
-use vcpufreq_device::host::HostRoot;
-use vcpufreq_device::kvm::{AccessPath, Offered};
+use vcpufreq_bridge::{AccessPath, Offered};
+use vcpufreq_host::HostRoot;
 use vcpufreq_host_bpf::BpfBackend;
 
-#[path = "../../../../vmm-device/examples/attach/main.rs"]
+#[path = "../../../../vmm-device/bridge/examples/attach/main.rs"]
 mod example;
 
 /// Its guest reads a frequency and asks for one, and only by `exit` it exits.

@@ -13,7 +13,7 @@ use libbpf_rs::query::MapInfoIter;
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
-use vcpufreq_device::host::{SchedAttr, Tid};
+use vcpufreq_host::{SchedAttr, Tid};
 
 use crate::harness::console_commands::{insmod, unload_host_module};
 use crate::harness::cur_perf::asked_for;

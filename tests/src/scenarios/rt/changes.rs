@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
 use vcpufreq_bench::tracefs::Mmio;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use crate::harness::dips::{CHANGES, LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
 use crate::harness::kernel_threads::Company;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::changes::{self, RtVcpu};
 use super::inventory::{self, Inventory, bound_file};

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use vcpufreq_device::host::stat_field;
+use vcpufreq_host::stat_field;
 
 use super::inventory::{Inventory, changes, everything};
 use crate::harness::rt_command::{CONFIG, NOBODY, json_of, succeeded};

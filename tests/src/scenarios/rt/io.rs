@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
-use vcpufreq_device::host::{self, CpuList, Tid};
+use vcpufreq_host::{CpuList, Tid};
 
 use super::{
     inventory,
@@ -160,7 +160,7 @@ impl IoGuest<'_> {
         for (tid, name) in threads(vm.pid())? {
             let tid = Tid::new(tid).context("a thread's number")?;
             if vcpu_name(&name).is_none() {
-                host::pin(tid, &self.others()?)?;
+                vcpufreq_host::pin(tid, &self.others()?)?;
             }
         }
         set_fifo_priority_of(vm.vcpu_tid(1)?, 1)?;

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::inventory::{self, bound_file};
 use crate::harness::leftovers::left_soon;

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use clap::{Args, Command, FromArgMatches};
-use vcpufreq_device::host::{CpuList, HostCpus, HostRoot};
+use vcpufreq_host::{CpuList, HostCpus, HostRoot};
 use vcpufreq_rt::{KernelHost, Record};
 
 use crate::{

@@ -2,7 +2,7 @@
 //! A domain beside its host and server: which vCPUs are real-time, where they run, and how bad what is
 //! found is.
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::{around::AroundDomain, xml::DomainXml};
 use crate::{

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::checked::CheckedDomain;
 use crate::{doctor::DoctorFinding, options::rt_values::RtPolicy};

@@ -18,7 +18,7 @@ mod xml;
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use vcpufreq_device::host::HostRoot;
+use vcpufreq_host::HostRoot;
 
 use super::{DoctorFinding, exit_code};
 use around::AroundDomain;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 use vcpufreq_rt::Record;
 
 use super::{around::HOST_FILE, checked::CheckedDomain};

@@ -4,7 +4,7 @@
 //! vCPUs that is `n/a`. No text makes this panic.
 
 use proptest::prelude::*;
-use vcpufreq_device::fakes::FakeHost;
+use vcpufreq_host::fakes::FakeHost;
 use vcpufreq_rt::{Partition, PartitionGuest, Profile, Record};
 
 use super::*;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, anyhow, bail};
 use roxmltree::{Document, Node, ParsingOptions};
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use crate::config::MAX_VCPUS;
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use libbpf_rs::{ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
-use vcpufreq_device::host::effective_clamp;
+use vcpufreq_host::effective_clamp;
 use vcpufreq_host_bpf::ScxPins;
 
 use super::super::ext_server::ExtScheduler;

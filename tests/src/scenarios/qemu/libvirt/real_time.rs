@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
-use vcpufreq_device::host::CpuList;
+use vcpufreq_host::CpuList;
 
 use super::daemon::Daemon;
 use super::domain::{self, LibvirtDomain, STARTED, STOPPED, TREE, shmem, write};

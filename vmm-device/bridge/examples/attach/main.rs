@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A virtual machine with the device on KVM:
+//! `cargo run -p vcpufreq-bridge --features kvm-ioctls --example attach`.
+//!
+//! Its guest reads cur_perf and asks for a frequency of its table. By ioeventfd neither exits.
+
+pub mod guest;
+
+use std::sync::Arc;
+
+use kvm_ioctls::Kvm;
+use vcpufreq_bridge::{
+    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, IoeventfdPlan, Offered,
+    Totals, accesses_are_of,
+};
+use vcpufreq_device::{Device, DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
+use vcpufreq_host::{
+    ActuatorKind, HostActuator, HostRoot, KernelTree, SysfsSource, Tid, uclamp_available,
+};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+/// Guest address of the first register.
+pub const BASE: u64 = 0x0a00_0000;
+
+#[derive(Debug)]
+struct Stderr;
+
+impl Diagnostics for Stderr {
+    fn warn(&self, text: &str) {
+        eprintln!("warning: {text}");
+    }
+
+    fn explain(&self, text: &str) {
+        eprintln!("{text}");
+    }
+}
+
+extern "C" fn kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+/// A bridge for one vCPU with a table of two frequencies, by the first of `backends`, of
+/// `ioeventfd` and of exits that the host has.
+pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow::Result<Bridge> {
+    let config = DeviceConfig::new(vec![VcpuSpec {
+        table: PerfTable::try_from(vec![Khz(600_000), Khz(1_800_000)])?,
+        capacity: Util::MAX,
+        domain: DomainId(0),
+    }]);
+    let kind = match uclamp_available() {
+        Ok(()) => ActuatorKind::Thread,
+        Err(_) => ActuatorKind::Nothing,
+    };
+    let actuator = HostActuator::build(&kind, &KernelTree, &[DomainId(0)])?;
+    let source = Arc::new(SysfsSource::new(host, 1)?);
+    let stats = Arc::new(EventStats::new(1, None));
+    let device = Device::new(config, actuator, source, stats)?;
+    register_signal_handler(SIGRTMIN(), kick)?;
+    let config = BridgeConfig {
+        kick: Some(SIGRTMIN()),
+        ioeventfd: ioeventfd.then_some(IoeventfdPlan {
+            clean: false,
+            guest_pages: None,
+        }),
+        ..BridgeConfig::new(BASE, 1)
+    };
+    let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);
+    Ok(Bridge::start(device, &config, backends, &diagnostics)?)
+}
+
+/// Runs the guest. Returns the path, what the guest has read as cur_perf, its accesses that
+/// exited, and all that was counted.
+pub fn run(kvm: &Kvm, bridge: Bridge) -> anyhow::Result<(AccessPath, u32, usize, Totals)> {
+    let vm = kvm.create_vm()?;
+    let ram = guest::ram(&vm)?;
+    let mut vcpu = guest::vcpu(&vm, &ram)?;
+    let handle = bridge.handle();
+    let mut offload = bridge.offload();
+    let free = FreeSlot { vm: &vm, number: 1 };
+    // A VMM waits for `attachment.lost()` and calls `fall_back` when it is readable.
+    let attachment = handle.attach(&free, &mut offload);
+
+    // On the thread of vCPU 0, before it runs the guest.
+    accesses_are_of(VcpuId(0));
+    handle.register_thread(VcpuId(0), Tid::current())?;
+    handle.vcpu_moved(VcpuId(0));
+    let exits = guest::run_vcpu(&mut vcpu, &*bridge.mmio())?;
+    let path = handle.snapshot().vcpus[0].path;
+    handle.guest_ended();
+    drop(attachment);
+    Ok((path, guest::cur_perf_read(&vcpu)?, exits, bridge.stop()))
+}
+
+#[allow(dead_code)]
+fn main() -> anyhow::Result<()> {
+    let bridge = bridge(&HostRoot::default(), &[], true)?;
+    let (path, cur_perf, exits, totals) = run(&Kvm::new()?, bridge)?;
+    println!("{path:?}: cur_perf {cur_perf} kHz, {exits} exits, {totals:?}");
+    Ok(())
+}

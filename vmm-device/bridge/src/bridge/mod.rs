@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The bridge of one guest: the device, how its accesses get there, and the
+//! threads that it needs.
+//!
+//! ```text
+//! exit    vCPU thread ─▶ MmioRegion ─▶ device
+//! ioeventfd KVM ─▶ eventfds ─▶ Worker ─▶ device ─▶ pages ─▶ KVM
+//! bpf     KVM ─▶ programs ─▶ kernel module, or Worker ─▶ clamp; programs ─▶ pages ─▶ KVM
+//! ```
+//! A path that is lost while the guest runs gives way to the next one.
+
+mod backend;
+mod config;
+mod guest;
+mod handle;
+mod inner;
+mod ioeventfd;
+mod pcpus;
+mod snapshot;
+mod tune;
+
+use std::sync::Arc;
+
+use vcpufreq_device::MmioRegion;
+
+use crate::{
+    cap_watch::CapWatch, diagnostics::Diagnostics, error::PathError, host_watch::HostWatch,
+    hotplug::Hotplug, maintenance::MaintenanceThread, mmio_device::MmioDevice, offload::KvmOffload,
+};
+pub use backend::{Backend, Offered, RunningBackend};
+pub use config::BridgeConfig;
+pub use guest::{BridgeDevice, GuestFacts};
+pub use handle::BridgeHandle;
+use inner::{BridgeInner, CurrentPath};
+pub use ioeventfd::IoeventfdPlan;
+pub use snapshot::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
+
+/// A device with all that it needs while its guest runs.
+pub struct Bridge {
+    inner: Arc<BridgeInner>,
+    maintenance: MaintenanceThread,
+    size: u64,
+    offload: Option<Arc<KvmOffload>>,
+}
+
+impl Bridge {
+    /// Starts the bridge by the first of `backends`, else the path `ioeventfd`, else the exit, that
+    /// the host doesn't refuse.
+    ///
+    /// # Errors
+    /// [`PathError::Refused`] for want of memory, threads or open files; [`PathError::Required`]
+    /// when a backend that is required can't be started.
+    pub fn start(
+        device: BridgeDevice,
+        config: &BridgeConfig,
+        backends: &[Offered],
+        diagnostics: &Arc<dyn Diagnostics>,
+    ) -> Result<Self, PathError> {
+        let device = Arc::new(device);
+        let region = MmioRegion::new(device.clone());
+        let size = region.size();
+        let inner = BridgeInner::new(&device, Arc::new(region), config, diagnostics);
+        let host = device.source().root();
+        // In this order: what changes from here on is found, what changed before is looked up.
+        let mut hotplug = Hotplug::of_host(host);
+        device.source().refresh();
+        let offload = inner.start_best(backends, size)?;
+        let mut watch = HostWatch::of_host(&config.pins, device.actuator().clamps(), host);
+        let watched = inner.clone();
+        let mut caps = CapWatch::of_host(&config.pins, host);
+        let look = move || {
+            watched.follow_pcpus(&hotplug.look());
+            for vcpu in watched.device.actuator().refresh_deadline_threads() {
+                watched.device.apply_again(vcpu);
+                if let Some((_, path)) = &watched.active().backend {
+                    path.apply_again(vcpu);
+                }
+            }
+            let (stats, diagnostics) = (watched.device.events(), &*watched.diagnostics);
+            watch.look(stats, diagnostics, |vcpu| watched.thread(vcpu));
+            let (device, thread) = (&watched.device, |vcpu| watched.thread(vcpu));
+            let found = caps.look(&device.config().vcpus, &device.source().pcpus(), thread);
+            for (domain, cap) in found {
+                device.set_cap(domain, cap);
+            }
+        };
+        let tuned = inner.clone();
+        Ok(Self {
+            maintenance: MaintenanceThread::start(
+                device.clone(),
+                config.confinement.clone(),
+                look,
+                move || tuned.end_due_tunings(),
+            )?,
+            inner,
+            size,
+            offload: offload.map(Arc::new),
+        })
+    }
+
+    /// For the threads of the virtual machine.
+    #[must_use]
+    pub fn handle(&self) -> BridgeHandle {
+        BridgeHandle::new(&self.inner)
+    }
+
+    /// What answers an access that exits.
+    #[must_use]
+    pub fn mmio(&self) -> Arc<dyn MmioDevice> {
+        self.inner.on_bus.clone()
+    }
+
+    /// Bytes of the registers, from [`BridgeConfig::base`] on.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// What KVM is to answer itself from the start; all accesses exit without it.
+    #[must_use]
+    pub fn offload(&self) -> Option<Arc<KvmOffload>> {
+        self.offload.clone()
+    }
+
+    /// Ends its threads; what was counted.
+    #[must_use]
+    pub fn stop(self) -> Totals {
+        let inner = self.inner;
+        {
+            let mut active = inner.active();
+            if let Some(path) = active.ioeventfd.take() {
+                path.stop(&inner.device);
+            }
+            let CurrentPath { backend, lost, .. } = &mut *active;
+            for (_, path) in [backend, lost].into_iter().filter_map(Option::take) {
+                path.end();
+            }
+        }
+        self.maintenance.stop();
+        Totals::of(&inner.device)
+    }
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tunings of a bridge: what programs on the host set beside its guest's requests, by whatever path
+//! these come.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use vcpufreq_device::VcpuId;
+use vcpufreq_host::monotonic_ns;
+
+use super::handle::BridgeHandle;
+use super::inner::{BridgeInner, CurrentPath};
+use crate::event_stats::HostEvent;
+use crate::tune::{TuneClient, TuneEnd, TuneError, TuneRequest, Tuning};
+
+impl BridgeHandle {
+    /// Puts a floor or a ceiling into force, beside those that there are. Returns its handle. It ends
+    /// by its time, by [`Self::untune`] or by [`Self::client_gone`].
+    ///
+    /// # Errors
+    /// The first rule that `request` breaks, or [`TuneError::NoClamps`]; nothing has changed then.
+    pub fn tune(&self, request: TuneRequest, client: TuneClient) -> Result<u64, TuneError> {
+        let inner = self.inner();
+        if !inner.device.actuator().clamps() {
+            return Err(TuneError::NoClamps);
+        }
+        let mut active = inner.active();
+        let config = inner.device.config();
+        let tuning = active
+            .tunings
+            .add(config, (request, client), monotonic_ns())?;
+        inner.put_bounds(&active, tuning.request.vcpu);
+        inner.tuned(tuning);
+        Ok(tuning.handle)
+    }
+
+    /// Has a tuning last for `lasts` from now on.
+    ///
+    /// # Errors
+    /// [`TuneError::NoHandle`], [`TuneError::Lasts`]; nothing has changed then.
+    pub fn retune(&self, handle: u64, lasts: Duration) -> Result<(), TuneError> {
+        let inner = self.inner();
+        let mut active = inner.active();
+        active.tunings.extend(handle, lasts, monotonic_ns())?;
+        let mut all = active.tunings.all().iter();
+        let extended = all.find(|tuning| tuning.handle == handle);
+        extended.into_iter().for_each(|tuning| inner.tuned(*tuning));
+        Ok(())
+    }
+
+    /// Ends a tuning.
+    ///
+    /// # Errors
+    /// [`TuneError::NoHandle`].
+    pub fn untune(&self, handle: u64) -> Result<(), TuneError> {
+        let ended = self
+            .inner()
+            .end_tunings(TuneEnd::Untuned, |tuning| tuning.handle == handle);
+        match ended {
+            0 => Err(TuneError::NoHandle { handle }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends what a client has set that is gone.
+    pub fn client_gone(&self, connection: u64) {
+        self.inner().end_tunings(TuneEnd::Client, |tuning| {
+            tuning.client.connection == connection
+        });
+    }
+
+    /// What is in force now.
+    #[must_use]
+    pub fn tunings(&self) -> Vec<Tuning> {
+        self.inner().active().tunings.all().to_vec()
+    }
+
+    /// Ends those whose time is over, as the bridge's thread does. How long the next one lasts.
+    #[must_use]
+    pub fn end_due_tunings(&self) -> Option<Duration> {
+        self.inner().end_due_tunings()
+    }
+}
+
+impl BridgeInner {
+    /// As [`BridgeHandle::end_due_tunings`].
+    pub fn end_due_tunings(&self) -> Option<Duration> {
+        let now = monotonic_ns();
+        self.end_tunings(TuneEnd::Time, |tuning| tuning.until_ns <= now);
+        let active = self.active();
+        let next = active
+            .tunings
+            .all()
+            .iter()
+            .map(|tuning| tuning.until_ns)
+            .min()?;
+        Some(Duration::from_nanos(next.saturating_sub(now)))
+    }
+
+    /// Ends those that `ends` picks; how many.
+    fn end_tunings(&self, how: TuneEnd, ends: impl FnMut(&Tuning) -> bool) -> usize {
+        let mut active = self.active();
+        let ended = active.tunings.take(ends);
+        for vcpu in one_of_each_domain(&ended) {
+            self.put_bounds(&active, vcpu);
+        }
+        for tuning in &ended {
+            let change = HostEvent::Untuned(*tuning, how);
+            self.device.events().host_changed(change);
+        }
+        ended.len()
+    }
+
+    /// Has the device put all of them into force: it sets the clamps from now on.
+    pub fn apply_tunings(&self) {
+        let active = self.active();
+        for vcpu in one_of_each_domain(active.tunings.all()) {
+            self.put_bounds(&active, vcpu);
+        }
+    }
+
+    /// Puts what the tunings come to into force for the domain of `vcpu`.
+    fn put_bounds(&self, active: &CurrentPath, vcpu: VcpuId) {
+        let config = self.device.config();
+        let Some(spec) = config.vcpus.get(vcpu.index()) else {
+            return;
+        };
+        let bounds = active.tunings.bounds(config, spec.domain);
+        self.device.set_bounds(spec.domain, bounds);
+        let mut backend = active.backend.iter();
+        if !backend.any(|(_, path)| path.set_bounds(vcpu, bounds)) {
+            self.device.apply_bounds(vcpu);
+        }
+    }
+
+    fn tuned(&self, tuning: Tuning) {
+        let events = self.device.events();
+        events.host_changed(HostEvent::Tuned(tuning));
+        // It may end before what the thread waits for.
+        events.wake();
+    }
+}
+
+fn one_of_each_domain(tunings: &[Tuning]) -> impl Iterator<Item = VcpuId> + use<> {
+    let vcpus = tunings
+        .iter()
+        .map(|tuning| (tuning.domain, tuning.request.vcpu));
+    vcpus.collect::<BTreeMap<_, _>>().into_values()
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The worker: one thread that carries out the requests of all vCPUs and keeps
+//! cur_perf in their pages true.
+//!
+//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf another one. The
+//! worker is not in the vCPUs' cgroups. Its own clamp is 0, so that it neither lifts nor holds a
+//! pCPU's frequency. It stays off the pCPUs that vCPUs are pinned to, if there are others.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::perf_watch::CHANGED;
+use super::refresh_timer::RefreshTimer;
+use super::run_watch::{self, Rest, RunWatch};
+use crate::budget::Budget;
+use crate::confinement::{BridgeThread, Confinement};
+use crate::error::{Context, PathError};
+
+/// Requests may take one part in this many of the time.
+const SHARE: u32 = 20;
+/// When to go on with a domain that was left unfinished.
+const FINISH: Duration = Duration::from_millis(1);
+/// Events of one turn; further ones are the next turn's.
+const TURN: usize = 64;
+
+/// Where a worker finds the requests of a guest, for a device `D`.
+pub trait RequestQueue<D>: Send + Sync {
+    /// What is readable when requests wait, by index.
+    fn fds(&self) -> Vec<RawFd>;
+
+    /// Carries out what waits behind file `index`.
+    fn drain_one(&self, index: usize, device: &D);
+
+    /// Goes on where requests were left. Whether it found one that no file had announced.
+    fn finish(&self, device: &D) -> bool;
+
+    /// Whether requests were left.
+    fn is_unfinished(&self) -> bool;
+}
+
+/// What the worker is made of.
+pub struct WorkerParts<A, S, E> {
+    /// Where requests come from.
+    pub requests: Arc<dyn RequestQueue<Device<A, S, E>>>,
+    /// Where they go.
+    pub device: Arc<Device<A, S, E>>,
+    /// Which vCPUs have a thread: their cur_perf is known.
+    pub vcpus: Arc<[AtomicBool]>,
+    /// pCPUs that it avoids.
+    pub avoid: Vec<u32>,
+    /// How the thread is confined.
+    pub confinement: Arc<dyn Confinement>,
+    /// What wakes it when a vCPU runs: then it sleeps while none does.
+    pub run_watch: Option<Arc<RunWatch>>,
+}
+
+/// The running worker; stopped when dropped.
+pub struct Worker {
+    stop: Arc<EventFd>,
+    lost: Arc<EventFd>,
+    epoll: Arc<Epoll>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// [`PathError::Refused`] with `EMFILE` or `ENFILE` (no more open files) or `EAGAIN` (no more
+    /// threads). No thread is left then.
+    pub fn start(
+        plan: WorkerParts<impl Actuator + 'static, impl Source + 'static, impl Events + 'static>,
+    ) -> Result<Self, PathError> {
+        let event = || EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+        let stop = Arc::new(event().context("can't make an eventfd")?);
+        let lost = Arc::new(event().context("can't make an eventfd")?);
+        let turns = Turns::new(plan, &stop).context("can't watch the guest's requests")?;
+        let epoll = turns.epoll.clone();
+        let last_words = SignalLost(lost.clone());
+        let thread = Builder::new().name("requests".to_owned());
+        let thread = thread
+            .spawn(move || last_words.unless_stopped(|| turns.run()))
+            .context("can't start the thread that carries out requests")?;
+        Ok(Self {
+            stop,
+            lost,
+            epoll,
+            thread: Some(thread),
+        })
+    }
+
+    /// What wakes it, for [`super::PerfWatch`].
+    pub fn epoll(&self) -> &Arc<Epoll> {
+        &self.epoll
+    }
+
+    /// Readable when it has died.
+    pub fn lost(&self) -> Arc<EventFd> {
+        self.lost.clone()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Fails when the counter is full only, and then it is readable anyway.
+        let _ = self.stop.write(1);
+        if let Some(thread) = self.thread.take() {
+            // A panic of that thread was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Signals that the worker has ended without a stop.
+struct SignalLost(Arc<EventFd>);
+
+impl SignalLost {
+    fn unless_stopped(&self, run: impl FnOnce() -> std::io::Result<()>) {
+        let ended = catch_unwind(AssertUnwindSafe(run));
+        if !matches!(ended, Ok(Ok(()))) {
+            // As above.
+            let _ = self.0.write(1);
+        }
+    }
+}
+
+struct Turns<A, S, E> {
+    plan: WorkerParts<A, S, E>,
+    epoll: Arc<Epoll>,
+    budget: Budget,
+    timer: RefreshTimer,
+    stopped: AtomicBool,
+    /// A fact that cur_perf depends on has changed since the last look.
+    changed: AtomicBool,
+    rest: Rest,
+}
+
+const STOP: u64 = u64::MAX;
+
+impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
+    fn new(plan: WorkerParts<A, S, E>, stop: &EventFd) -> std::io::Result<Self> {
+        let epoll = Arc::new(Epoll::new()?);
+        let add = |fd, data| {
+            epoll.ctl(
+                ControlOperation::Add,
+                fd,
+                EpollEvent::new(EventSet::IN, data),
+            )
+        };
+        add(stop.as_raw_fd(), STOP)?;
+        for (index, fd) in (0..).zip(plan.requests.fds()) {
+            add(fd, index)?;
+        }
+        let now = Instant::now();
+        Ok(Self {
+            plan,
+            epoll,
+            budget: Budget::new(SHARE, now),
+            timer: RefreshTimer::new(now),
+            stopped: AtomicBool::new(false),
+            changed: AtomicBool::new(false),
+            rest: Rest::default(),
+        })
+    }
+
+    fn run(mut self) -> std::io::Result<()> {
+        self.keep_out_of_the_way();
+        self.plan.confinement.on_thread(BridgeThread::Requests);
+        let mut events = [EpollEvent::default(); TURN];
+        // Read between turns, when no request waits.
+        let mut cpu_before = vcpufreq_host::thread_cpu_time();
+        while !self.stopped.load(Relaxed) {
+            let count = self.wait(&mut events)?;
+            let events = &events[..count];
+            let answered = events.iter().filter(|event| self.answer(event.data()));
+            let answered = answered.count();
+            let found = self.plan.requests.finish(&self.plan.device);
+            let used = vcpufreq_host::thread_cpu_time().saturating_sub(cpu_before);
+            self.look_when_due();
+            std::thread::sleep(self.budget.after(used, Instant::now()));
+            self.rest_after(found || answered > 0);
+            cpu_before = vcpufreq_host::thread_cpu_time();
+        }
+        Ok(())
+    }
+
+    fn wait(&self, events: &mut [EpollEvent]) -> std::io::Result<usize> {
+        let mut wait = self
+            .timer
+            .due_at()
+            .saturating_duration_since(Instant::now());
+        if self.plan.requests.is_unfinished() {
+            wait = wait.min(FINISH);
+        }
+        if self.plan.run_watch.is_some() {
+            wait = wait.min(run_watch::TURN);
+        }
+        // Up to the next millisecond, or the last one would be spent spinning.
+        let wait = match self.rest.is_asleep() {
+            true => -1,
+            false => i32::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(i32::MAX),
+        };
+        match self.epoll.wait(wait, events) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(0),
+            waited => waited,
+        }
+    }
+
+    /// Whether it may have been a request.
+    fn answer(&self, what: u64) -> bool {
+        let run_watch = self.plan.run_watch.as_ref();
+        match what {
+            STOP => self.stopped.store(true, Relaxed),
+            CHANGED => self.changed.store(true, Relaxed),
+            ran if run_watch.is_some_and(|watch| watch.hears(ran)) => self.rest.vcpu_runs(),
+            _ => {
+                if let Ok(index) = usize::try_from(what) {
+                    self.plan.requests.drain_one(index, &self.plan.device);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Puts the worker to sleep after a while without a request. A vCPU that runs wakes it.
+    fn rest_after(&mut self, had_request: bool) {
+        let Some(watch) = &self.plan.run_watch else {
+            return;
+        };
+        // A request of before the events were armed is found by the last look.
+        if self.rest.after_turn(had_request, Instant::now()) && watch.arm() {
+            let found = self.plan.requests.finish(&self.plan.device);
+            self.rest.sleep_unless(found, Instant::now());
+        }
+    }
+
+    fn look_when_due(&mut self) {
+        if self.changed.swap(false, Relaxed) {
+            self.timer.hear_of_a_change();
+        }
+        let started = Instant::now();
+        if started < self.timer.due_at() {
+            return;
+        }
+        let cpu_before = vcpufreq_host::thread_cpu_time();
+        for (vcpu, has_thread) in (0..=u16::MAX).map(VcpuId).zip(&*self.plan.vcpus) {
+            if has_thread.load(Relaxed) {
+                self.plan.device.refresh(vcpu);
+            }
+        }
+        let took = vcpufreq_host::thread_cpu_time().saturating_sub(cpu_before);
+        self.timer.done(started, took);
+    }
+
+    /// Best effort: without these the worker is a thread like any other.
+    fn keep_out_of_the_way(&self) {
+        let _ = vcpufreq_host::stay_off(&self.plan.avoid);
+        let _ = vcpufreq_host::clamp_current_thread_to_zero();
+    }
+}

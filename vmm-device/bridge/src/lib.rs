@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The device in a VMM on KVM: the paths of accesses, and the threads that they need.
+//!
+//! ```text
+//! Bridge ─▶ backend, path ioeventfd or exit ─▶ KvmOffload ─▶ KvmVm: a memory slot, ioeventfds
+//!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings, caps
+//! ```
+//!
+//! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls` it is `FreeSlot`) and [`Diagnostics`],
+//! calls [`Bridge::start`], and puts [`Bridge::mmio`] on its bus. It reports its threads, resets
+//! and end to a [`BridgeHandle`].
+//!
+//! [`BridgeHandle::attach`] takes the virtual machine, because a reset may make a new one. When
+//! [`Attachment::lost`] is readable, the VMM calls [`Attachment::fall_back`] on the thread that
+//! also resets the guest: a reset and a fallback never run at once.
+
+#![deny(clippy::missing_errors_doc)]
+
+mod bridge;
+pub mod budget;
+mod cap_watch;
+mod confinement;
+mod diagnostics;
+mod error;
+mod event_stats;
+#[cfg(feature = "kvm-ioctls")]
+mod free_slot;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod guest_pages;
+mod host_watch;
+mod hotplug;
+pub mod ioeventfd;
+mod maintenance;
+mod mmio_device;
+mod offload;
+mod page_mapping;
+mod pcpu_load;
+mod policy_attribute;
+pub mod shm;
+mod sync;
+mod tune;
+
+pub use bridge::{
+    AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot,
+    GuestFacts, IoeventfdPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
+};
+pub use confinement::{BridgeThread, Confinement};
+pub use diagnostics::Diagnostics;
+pub use error::{BackendError, PathError};
+pub use event_stats::{EventSink, EventStats, HostEvent};
+#[cfg(feature = "kvm-ioctls")]
+pub use free_slot::FreeSlot;
+pub use guest_pages::GuestPages;
+pub use ioeventfd::Unconfined;
+pub use maintenance::TURNS;
+pub use mmio_device::{MmioDevice, accesses_are_of};
+pub use offload::{
+    Attachment, Doorbell, InstalledOffload, IoEventFd, KvmOffload, KvmVm, MemorySlot, NextOffload,
+    OffloadState, RefusalHandler, SlotMemory,
+};
+pub use page_mapping::PageMapping;
+pub use pcpu_load::{PcpuLoad, PcpuTarget};
+pub use tune::{TUNED_AT_MOST, TuneClient, TuneEnd, TuneError, TuneRequest, Tuning};
+
+/// Its example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
