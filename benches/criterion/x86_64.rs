@@ -5,6 +5,7 @@
 #[allow(dead_code)]
 mod attach;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use attach::guest::run_vcpu;
 use criterion::Criterion;
 use kvm_bindings::kvm_regs;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vcpufreq_bridge::{FreeSlot, PageMapping, accesses_are_of};
+use vcpufreq_bridge::{KvmSlot, PageMapping, accesses_are_of};
 use vcpufreq_device::{PageMemory, VcpuId};
 use vcpufreq_host::Tid;
 use vcpufreq_host::fakes::FakeHost;
@@ -62,12 +63,10 @@ fn measure(
     let host = FakeHost::of_this_machine(1_200_000, 1_800_000);
     let bridge = attach::bridge(&host.root(), &[], by_kvm)?;
     let handle = bridge.handle();
-    let vm = kvm.create_vm()?;
+    let vm = Arc::new(kvm.create_vm()?);
     let ram = attach::guest::ram(&vm)?;
-    let free = FreeSlot { vm: &vm, number: 1 };
     let mut vcpu = guest(&vm, &ram, code)?;
-    let mut offload = bridge.offload();
-    let attachment = handle.attach(&free, &mut offload);
+    let attachment = handle.attach(KvmSlot { vm, slot: 1 });
     accesses_are_of(VcpuId(0));
     handle.register_thread(VcpuId(0), Tid::current())?;
     handle.vcpu_moved(VcpuId(0));

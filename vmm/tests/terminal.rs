@@ -30,7 +30,6 @@ use vcpufreq::vm::machine::{Bootable, KvmGuest};
 use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::VcpuThreads;
 use vcpufreq::vm::{Hooks, VmEnvironment, supervise};
-use vcpufreq_bridge::KvmOffload;
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::Tid;
 use vm_memory::{Bytes, GuestAddress};
@@ -69,6 +68,7 @@ impl Bootable for Guest {
         (regs.rip, regs.rflags) = (0x1000, 2);
         vcpu.set_regs(&regs)?;
         let vcpus = vec![vcpu];
+        let vm = Arc::new(vm);
         Ok(KvmGuest { vcpus, vm, memory })
     }
 }
@@ -110,10 +110,6 @@ impl Hooks for AtReset {
     }
 
     fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        None
-    }
 
     fn helper_end(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None

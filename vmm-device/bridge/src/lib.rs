@@ -23,14 +23,14 @@ mod confinement;
 mod diagnostics;
 mod error;
 mod event_stats;
-#[cfg(feature = "kvm-ioctls")]
-mod free_slot;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod guest_pages;
 mod host_watch;
 mod hotplug;
 pub mod ioeventfd;
+#[cfg(feature = "kvm-ioctls")]
+mod kvm_slot;
 mod maintenance;
 mod mmio_device;
 mod offload;
@@ -49,15 +49,15 @@ pub use confinement::{BridgeThread, Confinement};
 pub use diagnostics::Diagnostics;
 pub use error::{BackendError, PathError};
 pub use event_stats::{EventSink, EventStats, HostEvent};
-#[cfg(feature = "kvm-ioctls")]
-pub use free_slot::FreeSlot;
 pub use guest_pages::GuestPages;
 pub use ioeventfd::Unconfined;
+#[cfg(feature = "kvm-ioctls")]
+pub use kvm_slot::KvmSlot;
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};
 pub use offload::{
-    Attachment, Doorbell, InstalledOffload, IoEventFd, KvmOffload, KvmVm, MemorySlot, NextOffload,
-    OffloadState, RefusalHandler, SlotMemory,
+    Attachment, DetachError, Doorbell, InstalledOffload, IoEventFd, KvmOffload, KvmVm, MemorySlot,
+    NextOffload, OffloadState, RefusalHandler, SlotMemory,
 };
 pub use page_mapping::PageMapping;
 pub use pcpu_load::{PcpuLoad, PcpuTarget};

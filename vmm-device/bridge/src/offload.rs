@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 const MEM_READONLY: u32 = 1 << 1;
 
 /// A virtual machine in KVM: what a VMM implements.
-pub trait KvmVm {
+pub trait KvmVm: Send + Sync {
     /// Shows memory to the guest, with the slot's flags.
     ///
     /// # Errors
@@ -40,7 +40,8 @@ pub trait KvmVm {
     /// `ENOMEM`. Such writes exit to the VMM then.
     fn add_ioeventfd(&self, ioeventfd: IoEventFd<'_>) -> io::Result<()>;
 
-    /// Has it do so no longer.
+    /// Has it do so no longer. KVM finds an eventfd by address, length and value: without the same
+    /// value (`KVM_IOEVENTFD_FLAG_DATAMATCH`) it removes none.
     ///
     /// # Errors
     /// `ENOENT` when no such eventfd is connected: nothing changes.
@@ -167,8 +168,8 @@ impl OffloadState {
 }
 
 /// What KVM handles of one virtual machine.
-pub struct InstalledOffload<'vm> {
-    vm: &'vm dyn KvmVm,
+pub struct InstalledOffload {
+    vm: Arc<dyn KvmVm>,
     shown: bool,
     /// How many of the doorbells are connected.
     connected: usize,
@@ -182,13 +183,9 @@ impl KvmOffload {
     }
 
     /// Makes `vm` handle all of it. What KVM refuses is a warning, and exits.
-    pub fn attach<'vm>(
-        self: &Arc<Self>,
-        vm: &'vm dyn KvmVm,
-        warn: &dyn Fn(&str),
-    ) -> InstalledOffload<'vm> {
+    pub fn attach(self: &Arc<Self>, vm: &Arc<dyn KvmVm>, warn: &dyn Fn(&str)) -> InstalledOffload {
         let mut attached = InstalledOffload {
-            vm,
+            vm: vm.clone(),
             shown: false,
             connected: 0,
             offload: self.clone(),
@@ -224,17 +221,23 @@ impl KvmOffload {
     }
 }
 
-impl InstalledOffload<'_> {
+impl InstalledOffload {
     /// Hands all accesses over to the device on the bus. The thread that answers the doorbells
     /// carries out writes that were signalled before.
-    pub fn detach(&mut self) {
-        self.disconnect();
-        if let Some(slot) = self.offload.slot().filter(|_| self.shown) {
-            // Fails for want of memory only; then the page stays as it is.
-            let _ = self.vm.unmap(slot);
-        }
+    ///
+    /// # Errors
+    /// [`DetachError`], when all was tried: KVM still has the rest.
+    pub fn detach(&mut self) -> Result<(), DetachError> {
+        let doorbells = self.disconnect();
+        let slot = self.offload.slot().filter(|_| self.shown);
+        let unmapped = slot.map_or(Ok(()), |slot| self.vm.unmap(slot));
         self.shown = false;
         self.publish_state();
+        match (doorbells, unmapped) {
+            (0, Ok(())) => Ok(()),
+            (0, Err(error)) => Err(DetachError::Memory { error }),
+            (doorbells, _) => Err(DetachError::Doorbells { doorbells }),
+        }
     }
 
     /// Readable when this is to be detached.
@@ -255,20 +258,62 @@ impl InstalledOffload<'_> {
 
     /// Connects the doorbells, or none of them.
     fn connect(&mut self) -> Option<String> {
-        let bells = &self.offload.doorbells;
-        let add = |bell| self.vm.add_ioeventfd(self.offload.ioeventfd(bell));
-        let refused = bells.iter().position(|bell| add(bell).is_err());
-        self.connected = refused.unwrap_or(bells.len());
-        let (at, all) = (refused?, bells.len());
-        self.disconnect();
+        let refused = self.connect_all().err()?;
         if self.offload.all_or_nothing {
             // A full counter is readable too.
             let _ = self.offload.lost.write(1);
         }
-        Some(format!(
+        Some(refused)
+    }
+
+    fn connect_all(&mut self) -> Result<(), String> {
+        let bells = &self.offload.doorbells;
+        if bells.is_empty() {
+            return Ok(());
+        }
+        self.removal_works()?;
+        let add = |bell| self.vm.add_ioeventfd(self.offload.ioeventfd(bell));
+        let refused = bells.iter().position(|bell| add(bell).is_err());
+        self.connected = refused.unwrap_or(bells.len());
+        let (Some(at), all) = (refused, bells.len()) else {
+            return Ok(());
+        };
+        self.disconnect();
+        Err(format!(
             "KVM refused ioeventfd {at} of {all}: each request exits to the VMM; see vcpufreq \
              doctor"
         ))
+    }
+
+    /// Tries whether the VMM removes what it adds: requests that signal an eventfd that is left are
+    /// lost when nothing reads it any more. The first register is read only, and this value of it no
+    /// guest writes.
+    fn removal_works(&self) -> Result<(), String> {
+        let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+        let event = event.map_err(|error| format!("can't make an eventfd ({error})"))?;
+        let unused = IoEventFd {
+            address: self.offload.base,
+            value: Some(u32::MAX),
+            event: &event,
+        };
+        // KVM refuses the second one if the first one is left.
+        for _ in 0..2 {
+            let refused = self.vm.add_ioeventfd(unused);
+            refused.map_err(|error| {
+                format!(
+                    "KVM refused an ioeventfd ({error}): each request exits to the VMM; see \
+                     vcpufreq doctor"
+                )
+            })?;
+            let kept = self.vm.remove_ioeventfd(unused);
+            kept.map_err(|error| {
+                format!(
+                    "KVM keeps ioeventfds ({error}): each request exits to the VMM; \
+                     KvmVm::remove_ioeventfd must pass the value that was added"
+                )
+            })?;
+        }
+        Ok(())
     }
 
     fn publish_state(&self) {
@@ -277,51 +322,66 @@ impl InstalledOffload<'_> {
         writes.store(self.connected > 0, Relaxed);
     }
 
-    fn disconnect(&mut self) {
-        for bell in &self.offload.doorbells[..self.connected] {
-            // What was registered can be taken back.
-            let _ = self.vm.remove_ioeventfd(self.offload.ioeventfd(bell));
-        }
+    /// How many of the doorbells stay connected.
+    fn disconnect(&mut self) -> usize {
+        let bells = self.offload.doorbells[..self.connected].iter();
+        let removed = bells.map(|bell| self.vm.remove_ioeventfd(self.offload.ioeventfd(bell)));
+        let kept = removed.filter(Result::is_err).count();
         self.connected = 0;
+        kept
     }
 }
 
-/// Returns what replaces a lost path, if anything.
-pub type NextOffload<'a> = Box<dyn Fn() -> Option<Arc<KvmOffload>> + 'a>;
-/// Receives what KVM refuses.
-pub type RefusalHandler<'a> = Box<dyn Fn(&str) + 'a>;
-
-/// What KVM handles of one virtual machine, over all paths that it takes.
-pub struct Attachment<'a> {
-    attached: Option<InstalledOffload<'a>>,
-    offload: &'a mut Option<Arc<KvmOffload>>,
-    vm: &'a dyn KvmVm,
-    next: NextOffload<'a>,
-    warn: RefusalHandler<'a>,
+/// What KVM did not give back.
+#[derive(Debug, thiserror::Error)]
+pub enum DetachError {
+    /// Eventfds: writes that signal them don't reach the device on the bus.
+    #[error(
+        "KVM kept {doorbells} ioeventfds: KvmVm::remove_ioeventfd must pass the value that they were \
+         added with"
+    )]
+    Doorbells {
+        /// How many.
+        doorbells: usize,
+    },
+    /// The memory slot: reads see what it last had.
+    #[error("KVM kept the memory slot of the vcpufreq registers ({error})")]
+    Memory {
+        /// KVM's error.
+        error: io::Error,
+    },
 }
 
-impl<'a> Attachment<'a> {
+/// Ends a path that was lost, with what KVM did not give back of it. Returns what replaces it, if
+/// anything.
+pub type NextOffload = Box<dyn Fn(Result<(), DetachError>) -> Option<Arc<KvmOffload>> + Send>;
+/// Receives what KVM refuses.
+pub type RefusalHandler = Box<dyn Fn(&str) + Send>;
+
+/// What KVM handles of one virtual machine, over all paths that it takes. It keeps the virtual
+/// machine. What KVM does not do any more for it, it does for none after it.
+pub struct Attachment {
+    attached: Option<InstalledOffload>,
+    vm: Arc<dyn KvmVm>,
+    next: NextOffload,
+    warn: RefusalHandler,
+}
+
+impl Attachment {
     /// Makes `vm` handle `offload`, if there is any; `next` replaces it later.
     pub fn new(
-        vm: &'a dyn KvmVm,
-        offload: &'a mut Option<Arc<KvmOffload>>,
-        next: NextOffload<'a>,
-        warn: RefusalHandler<'a>,
+        vm: Arc<dyn KvmVm>,
+        offload: Option<&Arc<KvmOffload>>,
+        next: NextOffload,
+        warn: RefusalHandler,
     ) -> Self {
-        let mut attachment = Self {
-            attached: None,
-            offload,
+        let attached = offload.map(|offload| offload.attach(&vm, &*warn));
+        Self {
+            attached,
             vm,
             next,
             warn,
-        };
-        attachment.attach();
-        attachment
-    }
-
-    fn attach(&mut self) {
-        let attach = |path: &Arc<KvmOffload>| path.attach(self.vm, &*self.warn);
-        self.attached = self.offload.as_ref().map(attach);
+        }
     }
 
     /// Readable when [`Self::fall_back`] is to be called; `None` when all accesses exit.
@@ -333,10 +393,24 @@ impl<'a> Attachment<'a> {
     /// Detaches the current offload and attaches the next one.
     pub fn fall_back(&mut self) {
         if let Some(mut attached) = self.attached.take() {
-            attached.detach();
-            *self.offload = (self.next)();
-            self.offload.iter().for_each(|next| next.succeed());
-            self.attach();
+            let next = (self.next)(attached.detach());
+            self.attached = next.map(|next| {
+                next.succeed();
+                next.attach(&self.vm, &*self.warn)
+            });
         }
     }
+
+    /// Takes it back from a virtual machine that goes on without it. One that ends needs no call.
+    ///
+    /// # Errors
+    /// [`DetachError`], when all was tried: KVM still has the rest.
+    pub fn detach(mut self) -> Result<(), DetachError> {
+        let attached = self.attached.as_mut();
+        attached.map_or(Ok(()), InstalledOffload::detach)
+    }
 }
+
+#[cfg(test)]
+#[path = "offload_tests.rs"]
+mod tests;

@@ -25,7 +25,7 @@ use crate::{
     socket_thread::SocketThread,
     stats::{self, OppTime, Stats, TimeInState, TuningStats, VcpuStats},
     tune,
-    vm::{Cpufreq, kick_signal, layout::CPUFREQ_BASE},
+    vm::{AttachHandler, Cpufreq, kick_signal, layout::CPUFREQ_BASE},
 };
 
 /// The paths that the guest's accesses may take, the best first.
@@ -195,12 +195,13 @@ fn cpufreq(
     shared: Option<Arc<SharedMemory>>,
     guest_pages: Option<Arc<GuestPages>>,
 ) -> Cpufreq {
-    let offload = bridge.offload();
+    let handle = bridge.handle();
+    let attach: AttachHandler = Arc::new(move |vm| handle.attach(vm));
     match shared {
         None => Cpufreq {
             device: bridge.mmio(),
             size: bridge.size(),
-            offload,
+            attach,
             guest_pages,
         },
         Some(memory) => {
@@ -208,7 +209,7 @@ fn cpufreq(
             Cpufreq {
                 size: region.size(),
                 device: Arc::new(region),
-                offload,
+                attach,
                 guest_pages,
             }
         }

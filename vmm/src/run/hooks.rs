@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use vcpufreq_bridge::{BridgeHandle, KvmOffload};
+use vcpufreq_bridge::BridgeHandle;
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::Tid;
 
@@ -100,10 +100,6 @@ impl Hooks for GuestHooks {
 
     fn on_reset(&self) {
         self.bridge.iter().for_each(BridgeHandle::reset);
-    }
-
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        self.bridge.as_ref()?.path_lost()
     }
 
     fn on_end(&self) {

@@ -4,7 +4,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use vcpufreq_bridge::{GuestPages, KvmOffload};
+use vcpufreq_bridge::{Attachment, GuestPages, KvmSlot};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::Tid;
 
@@ -44,11 +44,6 @@ pub trait Hooks: Send + Sync {
     /// Called when the guest resets, before it boots again; no vCPU runs.
     fn on_reset(&self);
 
-    /// Called when no thread answers the doorbells of a [`KvmOffload`] any more, after KVM's part
-    /// of it was removed. The device gets all accesses from now on. Writes that were signalled
-    /// before are still unanswered. What KVM shall do instead, if anything.
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>>;
-
     /// Called when the guest has ended, before the vCPU threads end.
     fn on_end(&self);
 
@@ -73,14 +68,18 @@ pub struct VmEnvironment {
     pub console: ConsoleEnd,
 }
 
+/// Makes a virtual machine in KVM answer what it can, as
+/// [`BridgeHandle::attach`](vcpufreq_bridge::BridgeHandle::attach).
+pub type AttachHandler = Arc<dyn Fn(KvmSlot) -> Attachment + Send + Sync>;
+
 /// The vcpufreq registers, or what is in their place, at [`CPUFREQ_BASE`].
 pub struct Cpufreq {
     /// What answers an access that exits.
     pub device: Arc<dyn MmioDevice>,
     /// Bytes of the region.
     pub size: u64,
-    /// What KVM answers itself; all exits without it.
-    pub offload: Option<Arc<KvmOffload>>,
+    /// Has KVM answer what it can.
+    pub attach: AttachHandler,
     /// Where a protected guest may share pages for its reads.
     pub guest_pages: Option<Arc<GuestPages>>,
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest that is ready to run, and what makes one.
 
+use std::sync::Arc;
+
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -11,7 +13,7 @@ pub struct KvmGuest {
     /// Its vCPUs, by number.
     pub vcpus: Vec<VcpuFd>,
     /// The virtual machine in KVM.
-    pub vm: VmFd,
+    pub vm: Arc<VmFd>,
     /// Its memory; mapped until no vCPU can run any more.
     pub memory: Memory,
 }

@@ -39,7 +39,7 @@ mod vcpu_end;
 use anyhow::{Context, bail};
 use vcpufreq_dt::Machine;
 
-pub use environment::{Cpufreq, Hooks, VmEnvironment};
+pub use environment::{AttachHandler, Cpufreq, Hooks, VmEnvironment};
 use gic::Gic;
 pub use guest::{LinuxGuest, VmSpec, not_there_yet};
 pub use probe::{check_kvm, open_kvm};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use kvm_ioctls::Kvm;
-use vcpufreq_bridge::{Attachment, FreeSlot, GuestPages, KvmOffload, budget::Budget};
+use vcpufreq_bridge::{Attachment, GuestPages, KvmSlot, budget::Budget};
 use vcpufreq_host::thread_cpu_time;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -50,7 +50,6 @@ pub fn supervise(
         user: User::attend(&host.console)?,
         threads,
         output: Arc::new(output),
-        offload: host.cpufreq.as_ref().and_then(|c| c.offload.clone()),
         resets: 0,
         unclaimed: 0,
     };
@@ -71,8 +70,6 @@ struct Life<'a> {
     user: User,
     threads: VcpuThreads,
     output: Arc<ConsoleOutput>,
-    /// What KVM does not do any more in this run it does in no later one.
-    offload: Option<Arc<KvmOffload>>,
     resets: u64,
     unclaimed: u64,
 }
@@ -110,17 +107,13 @@ impl Life<'_> {
         let interrupt = event()?;
         let machine = guest.boot(self.kvm, &interrupt)?;
         let (console, bus) = self.devices(interrupt)?;
-        let vm = FreeSlot {
-            vm: &machine.vm,
-            number: machine.memory.next_slot(),
-        };
+        let path = self.host.cpufreq.as_ref().map(|cpufreq| {
+            (cpufreq.attach)(KvmSlot {
+                vm: machine.vm.clone(),
+                slot: machine.memory.next_slot(),
+            })
+        });
         let hooks = &*self.host.hooks;
-        let path = Attachment::new(
-            &vm,
-            &mut self.offload,
-            Box::new(|| hooks.on_path_lost()),
-            Box::new(|text| hooks.on_warning(text)),
-        );
         let starts = machine.vcpus.into_iter().map(|fd| VcpuStart {
             fd,
             bus: bus.clone(),
@@ -239,7 +232,7 @@ struct Watch<'a> {
     threads: &'a mut VcpuThreads,
     console: &'a Console,
     user: &'a mut User,
-    path: Attachment<'a>,
+    path: Option<Attachment>,
     hooks: &'a dyn Hooks,
 }
 
@@ -260,7 +253,10 @@ impl Watch<'_> {
                     signalled,
                     Some(self.console.room_event().as_raw_fd()),
                     typed,
-                    self.path.lost().map(AsRawFd::as_raw_fd),
+                    self.path
+                        .as_ref()
+                        .and_then(Attachment::lost)
+                        .map(AsRawFd::as_raw_fd),
                     self.hooks.helper_end().map(|file| file.as_raw_fd()),
                 ],
                 None,
@@ -282,7 +278,7 @@ impl Watch<'_> {
                 let _ = self.console.room_event().read();
             }
             if lost {
-                self.path.fall_back();
+                self.path.iter_mut().for_each(Attachment::fall_back);
             }
             if alone {
                 self.hooks.on_helper_end();

@@ -18,7 +18,9 @@ use vcpufreq::vm::bus::MmioDevice;
 use vcpufreq_bridge::ioeventfd::{
     DomainWrites, EntryBell, IoeventfdRegion, PendingWrites, Unknown, Worker, WorkerParts,
 };
-use vcpufreq_bridge::{Doorbell, FreeSlot, OffloadState, PageMapping, SlotMemory, Unconfined};
+use vcpufreq_bridge::{
+    Doorbell, KvmSlot, KvmVm, OffloadState, PageMapping, SlotMemory, Unconfined,
+};
 use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::{
     ActuateError, Actuator, Clamp, Device, NoEvents, RegisterPages, region_size,
@@ -153,10 +155,9 @@ fn at_777() -> PcpuPerf {
 /// Runs `code` until it halts, then what it left in `results`.
 fn run_code(kvm: &Kvm, path: &Path, code: Code, results: u16) -> Vec<u32> {
     let mut machine = machine(kvm, &[code], CPUFREQ_BASE);
-    let vm = std::mem::replace(&mut machine.vm, kvm.create_vm().unwrap());
     let slot = machine.memory.next_slot();
     let offload = path.offload.as_ref().unwrap();
-    let vm = in_slot(&vm, slot);
+    let vm = in_slot(&machine.vm, slot);
     let _attached = offload.attach(&vm, &no_warning);
     let mut bus = Bus::new();
     bus.insert(CPUFREQ_BASE, region_size(1), path.counted.clone())
@@ -166,8 +167,9 @@ fn run_code(kvm: &Kvm, path: &Path, code: Code, results: u16) -> Vec<u32> {
     (0..results).map(|i| result(&machine.memory, i)).collect()
 }
 
-fn in_slot(vm: &VmFd, number: u32) -> FreeSlot<'_> {
-    FreeSlot { vm, number }
+fn in_slot(vm: &Arc<VmFd>, slot: u32) -> Arc<dyn KvmVm> {
+    let vm = vm.clone();
+    Arc::new(KvmSlot { vm, slot })
 }
 
 /// A refusal would be one.
@@ -267,7 +269,7 @@ fn drained(kvm: &Kvm, path: &mut Path, codes: Vec<Code>) -> (usize, u64) {
         also: Some(Box::new(move || pending.drain(&*device))),
         ..RecordingHooks::default()
     });
-    let cpufreq = cpufreq(path.counted.clone(), path.offload.take());
+    let cpufreq = cpufreq(&told, path.counted.clone(), path.offload.take());
     let report = supervised(kvm, codes, &told, Some(cpufreq));
     assert_eq!(report.reason, ExitReason::PowerOff);
     path.pending.drain(path.bench.region.device());
@@ -394,19 +396,19 @@ fn any_value_signals_and_a_lost_path_gives_way_to_the_next() {
 #[test]
 fn sixty_four_vcpus_are_within_kvms_limits() {
     let Some(kvm) = kvm_or_skip() else { return };
-    let vm = kvm.create_vm().unwrap();
+    let vm = Arc::new(kvm.create_vm().unwrap());
     let of = |vcpu| (1..=16).map(move |khz| doorbell(vcpu, Some(khz)));
     let offload = Arc::new(offload(pages(64), (0..64).flat_map(of).collect()));
     let vm = in_slot(&vm, 0);
     let mut attached = offload.attach(&vm, &no_warning);
-    attached.detach();
+    attached.detach().unwrap();
     let _ = offload.attach(&vm, &no_warning);
 }
 
 #[test]
 fn what_kvm_refuses_is_a_warning_and_exits() {
     let Some(kvm) = kvm_or_skip() else { return };
-    let vm = kvm.create_vm().unwrap();
+    let vm = Arc::new(kvm.create_vm().unwrap());
     // The same value twice: KVM takes the first and refuses the second.
     let mut twice = doorbells();
     twice.extend(doorbells());
@@ -451,7 +453,7 @@ fn what_kvm_refuses_of_the_next_path_is_told_too() {
         warnings: Some(Mutex::default()),
         ..RecordingHooks::default()
     });
-    let cpufreq = cpufreq(path.counted.clone(), Some(refused(&[None], true)));
+    let cpufreq = cpufreq(&told, path.counted.clone(), Some(refused(&[None], true)));
     // Waits for 777, resets, and halts.
     let wait = Code::default().wait_for(777).triple_fault();
     let codes = vec![wait, Code::default().halt()];

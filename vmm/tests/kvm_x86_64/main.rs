@@ -286,7 +286,7 @@ fn a_guest_that_resets_starts_again_on_the_same_thread() {
         &kvm,
         codes,
         &told,
-        Some(cpufreq(bench.region.clone(), None)),
+        Some(cpufreq(&told, bench.region.clone(), None)),
     );
     assert_eq!(report.reason, ExitReason::PowerOff);
     assert_eq!(report.resets, 2);

@@ -13,7 +13,7 @@ use vcpufreq::vm::machine::{Bootable, KvmGuest};
 use vcpufreq::vm::memory::{Memory, Region};
 use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
 use vcpufreq::vm::{Cpufreq, Hooks, RunReport, VmEnvironment, supervise};
-use vcpufreq_bridge::KvmOffload;
+use vcpufreq_bridge::{Attachment, KvmOffload, KvmSlot};
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
 use vcpufreq_device::{
     Clock, Device, DeviceConfig, DomainId, Headroom, Khz, MmioRegion, PcpuPerf, PerfTable,
@@ -103,6 +103,7 @@ pub fn machine(kvm: &Kvm, codes: &[Code], ds_base: u64) -> KvmGuest {
         vcpu_at(&vm, id, (entry, ds_base))
     });
     let vcpus = vcpus.collect();
+    let vm = Arc::new(vm);
     KvmGuest { vcpus, vm, memory }
 }
 
@@ -179,12 +180,6 @@ impl Hooks for RecordingHooks {
 
     fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
 
-    fn on_path_lost(&self) -> Option<Arc<KvmOffload>> {
-        self.lost.fetch_add(1, Ordering::SeqCst);
-        self.do_also();
-        self.next.lock().unwrap().take()
-    }
-
     fn helper_end(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None
     }
@@ -213,12 +208,34 @@ impl Bootable for Reboots {
     }
 }
 
-pub fn cpufreq(device: Arc<dyn MmioDevice>, offload: Option<Arc<KvmOffload>>) -> Cpufreq {
-    let size = region_size(1);
+/// `device` on the bus, and in KVM `offload`, then what `told` has next.
+pub fn cpufreq(
+    told: &Arc<RecordingHooks>,
+    device: Arc<dyn MmioDevice>,
+    offload: Option<Arc<KvmOffload>>,
+) -> Cpufreq {
+    let (told, offload) = (told.clone(), Arc::new(Mutex::new(offload)));
+    let attach = move |vm: KvmSlot| {
+        let (of_lost, of_refused, now) = (told.clone(), told.clone(), offload.clone());
+        let current = offload.lock().unwrap().clone();
+        Attachment::new(
+            Arc::new(vm),
+            current.as_ref(),
+            Box::new(move |detached| {
+                detached.unwrap();
+                of_lost.lost.fetch_add(1, Ordering::SeqCst);
+                of_lost.do_also();
+                let next = of_lost.next.lock().unwrap().take();
+                now.lock().unwrap().clone_from(&next);
+                next
+            }),
+            Box::new(move |text| of_refused.on_warning(text)),
+        )
+    };
     Cpufreq {
         device,
-        size,
-        offload,
+        size: region_size(1),
+        attach: Arc::new(attach),
         guest_pages: None,
     }
 }

@@ -15,7 +15,7 @@ use vcpufreq::vm::bus::{Bus, MmioDevice};
 use vcpufreq::vm::{Cpufreq, ExitReason};
 use vcpufreq_bridge::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_bridge::{
-    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, Offered,
+    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, KvmSlot, Offered,
 };
 use vcpufreq_device::{Device, DeviceConfig, Khz, PerfTable, VcpuSpec};
 use vcpufreq_host::fakes::FakeHost;
@@ -91,12 +91,9 @@ impl Path {
     /// Runs `code` until it halts, with KVM's part or without; what it left in `results`.
     fn run(&self, kvm: &Kvm, (code, offload): (Code, bool), results: u16) -> Vec<u32> {
         let mut machine = machine(kvm, &[code], CPUFREQ_BASE);
-        let vm = std::mem::replace(&mut machine.vm, kvm.create_vm().unwrap());
-        let number = machine.memory.next_slot();
-        let free = FreeSlot { vm: &vm, number };
-        let refused = |text: &str| panic!("{text}");
-        let offload = self.bridge.offload().filter(|_| offload);
-        let _attached = offload.as_ref().map(|all| all.attach(&free, &refused));
+        let (vm, slot) = (machine.vm.clone(), machine.memory.next_slot());
+        let free = KvmSlot { vm, slot };
+        let _attached = offload.then(|| self.bridge.handle().attach(free));
         let mut bus = Bus::new();
         let device: Arc<dyn MmioDevice> = self.counted.clone();
         bus.insert(CPUFREQ_BASE, self.size, device).unwrap();
@@ -193,7 +190,7 @@ fn a_guest_that_resets_finds_memory_anew() {
         .into_iter()
         .fold(Code::default(), |code, (at, value)| check(code, at, value));
     let codes = vec![scribbles, fresh.triple_fault(), Code::default().halt()];
-    let handle = path.bridge.handle();
+    let (handle, attaching) = (path.bridge.handle(), path.bridge.handle());
     let told = Arc::new(RecordingHooks {
         also: Some(Box::new(move || handle.reset())),
         ..RecordingHooks::default()
@@ -201,7 +198,7 @@ fn a_guest_that_resets_finds_memory_anew() {
     let cpufreq = Cpufreq {
         device: path.counted.clone(),
         size: path.size,
-        offload: path.bridge.offload(),
+        attach: Arc::new(move |vm| attaching.attach(vm)),
         guest_pages: None,
     };
     let report = supervised(&kvm, codes, &told, Some(cpufreq));
@@ -218,7 +215,10 @@ fn a_lost_path_gives_way_to_exits() {
     let path = path();
     path.run(&kvm, (all(TABLE_KHZ[0]).halt(), true), 0);
     path.expect(TABLE_KHZ[0]);
-    assert!(path.bridge.handle().path_lost().is_none());
+    let vm = Arc::new(kvm.create_vm().unwrap());
+    let mut attachment = path.bridge.handle().attach(KvmSlot { vm, slot: 0 });
+    attachment.fall_back();
+    assert!(attachment.lost().is_none(), "all accesses exit");
     path.run(&kvm, (all(TABLE_KHZ[2]).halt(), false), 0);
     assert_eq!(path.asked(), Some(Khz(TABLE_KHZ[2])));
 }

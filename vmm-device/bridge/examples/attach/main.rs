@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kvm_ioctls::Kvm;
 use vcpufreq_bridge::{
-    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, FreeSlot, IoeventfdPlan, Offered,
+    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, IoeventfdPlan, KvmSlot, Offered,
     Totals, accesses_are_of,
 };
 use vcpufreq_device::{Device, DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
@@ -69,14 +69,13 @@ pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow:
 /// Runs the guest. Returns the path, what the guest has read as cur_perf, its accesses that
 /// exited, and all that was counted.
 pub fn run(kvm: &Kvm, bridge: Bridge) -> anyhow::Result<(AccessPath, u32, usize, Totals)> {
-    let vm = kvm.create_vm()?;
+    let vm = Arc::new(kvm.create_vm()?);
     let ram = guest::ram(&vm)?;
     let mut vcpu = guest::vcpu(&vm, &ram)?;
     let handle = bridge.handle();
-    let mut offload = bridge.offload();
-    let free = FreeSlot { vm: &vm, number: 1 };
+    let free = KvmSlot { vm, slot: 1 };
     // A VMM waits for `attachment.lost()` and calls `fall_back` when it is readable.
-    let attachment = handle.attach(&free, &mut offload);
+    let attachment = handle.attach(free);
 
     // On the thread of vCPU 0, before it runs the guest.
     accesses_are_of(VcpuId(0));

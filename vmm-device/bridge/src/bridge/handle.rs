@@ -10,7 +10,7 @@ use vcpufreq_host::Tid;
 use super::inner::BridgeInner;
 use super::snapshot::BridgeSnapshot;
 use crate::error::PathError;
-use crate::offload::{Attachment, KvmOffload, KvmVm};
+use crate::offload::{Attachment, DetachError, KvmOffload, KvmVm};
 
 /// A bridge, for the threads of its virtual machine.
 #[derive(Clone)]
@@ -94,36 +94,37 @@ impl BridgeHandle {
         threads.for_each(|has_thread| has_thread.store(false, Relaxed));
     }
 
-    /// Makes `vm` answer what it can of the registers: `offload`, first that of
-    /// [`super::Bridge::offload`], and after [`Attachment::fall_back`] what takes its place. A reset
-    /// that makes a new virtual machine attaches that one with what was left of the last one.
+    /// Makes `vm` answer what it can of the registers. A reset that makes a new virtual machine
+    /// attaches that one, and drops the attachment of the last one before.
     #[must_use]
-    pub fn attach<'a>(
-        &self,
-        vm: &'a dyn KvmVm,
-        offload: &'a mut Option<Arc<KvmOffload>>,
-    ) -> Attachment<'a> {
+    pub fn attach(&self, vm: impl KvmVm + 'static) -> Attachment {
         let (bridge, warnings) = (self.clone(), self.0.diagnostics.clone());
+        let offload = self.0.active().offload.clone();
         Attachment::new(
-            vm,
-            offload,
-            Box::new(move || bridge.path_lost()),
+            Arc::new(vm),
+            offload.as_ref(),
+            Box::new(move |detached| bridge.path_lost(&detached)),
             Box::new(move |text| warnings.warn(text)),
         )
     }
 
-    /// Ends the path that was lost; KVM's part of it is taken back. What KVM is to do from now on,
-    /// if anything.
-    #[must_use]
-    pub fn path_lost(&self) -> Option<Arc<KvmOffload>> {
+    /// Ends the path that was lost; `detached`: whether KVM's part of it was taken back. What KVM is
+    /// to do from now on, if anything.
+    fn path_lost(&self, detached: &Result<(), DetachError>) -> Option<Arc<KvmOffload>> {
+        if let Err(error) = detached {
+            self.0.diagnostics.warn(&error.to_string());
+        }
         let (backend, ioeventfd) = {
             let mut active = self.0.active();
+            active.offload = None;
             (active.backend.take(), active.ioeventfd.take())
         };
         if let Some(path) = ioeventfd {
             self.0.ioeventfd_lost(path);
         }
-        self.0.backend_lost(backend?).map(Arc::new)
+        let next = self.0.backend_lost(backend?).map(Arc::new);
+        self.0.active().offload.clone_from(&next);
+        next
     }
 
     /// How it stands now.

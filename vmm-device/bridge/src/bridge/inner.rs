@@ -42,6 +42,8 @@ pub struct CurrentPath {
     pub backend: Option<NamedBackend>,
     pub ioeventfd: Option<IoeventfdPath>,
     pub lost: Option<NamedBackend>,
+    /// What KVM is to do.
+    pub offload: Option<Arc<KvmOffload>>,
     pub tunings: Tunings,
 }
 

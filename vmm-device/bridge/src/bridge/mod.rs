@@ -25,7 +25,7 @@ use vcpufreq_device::MmioRegion;
 
 use crate::{
     cap_watch::CapWatch, diagnostics::Diagnostics, error::PathError, host_watch::HostWatch,
-    hotplug::Hotplug, maintenance::MaintenanceThread, mmio_device::MmioDevice, offload::KvmOffload,
+    hotplug::Hotplug, maintenance::MaintenanceThread, mmio_device::MmioDevice,
 };
 pub use backend::{Backend, Offered, RunningBackend};
 pub use config::BridgeConfig;
@@ -40,7 +40,6 @@ pub struct Bridge {
     inner: Arc<BridgeInner>,
     maintenance: MaintenanceThread,
     size: u64,
-    offload: Option<Arc<KvmOffload>>,
 }
 
 impl Bridge {
@@ -65,6 +64,7 @@ impl Bridge {
         let mut hotplug = Hotplug::of_host(host);
         device.source().refresh();
         let offload = inner.start_best(backends, size)?;
+        inner.active().offload = offload.map(Arc::new);
         let mut watch = HostWatch::of_host(&config.pins, device.actuator().clamps(), host);
         let watched = inner.clone();
         let mut caps = CapWatch::of_host(&config.pins, host);
@@ -94,7 +94,6 @@ impl Bridge {
             )?,
             inner,
             size,
-            offload: offload.map(Arc::new),
         })
     }
 
@@ -114,12 +113,6 @@ impl Bridge {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
-    }
-
-    /// What KVM is to answer itself from the start; all accesses exit without it.
-    #[must_use]
-    pub fn offload(&self) -> Option<Arc<KvmOffload>> {
-        self.offload.clone()
     }
 
     /// Ends its threads; what was counted.

@@ -7,6 +7,8 @@ mod gic_device;
 mod pvtime;
 mod registers;
 
+use std::sync::Arc;
+
 use anyhow::{Context, bail};
 use kvm_bindings::{
     KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_CAP_ARM_NISV_TO_USER, kvm_enable_cap,
@@ -58,6 +60,7 @@ impl Bootable for LinuxGuest<'_> {
             registers::set_entry(first, entry, self.spec.place.fdt)
                 .context("can't set the entry point of vCPU 0")?;
         }
+        let vm = Arc::new(vm);
         Ok(KvmGuest { vcpus, vm, memory })
     }
 }

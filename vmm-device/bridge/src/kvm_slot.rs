@@ -7,6 +7,7 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use kvm_bindings::{
     kvm_ioeventfd, kvm_ioeventfd_flag_nr_datamatch, kvm_ioeventfd_flag_nr_deassign,
@@ -20,19 +21,19 @@ use super::offload::{IoEventFd, KvmVm, MemorySlot};
 const IOEVENTFD: libc::c_ulong = 0x4040_ae79;
 
 /// A virtual machine and the number of a memory slot that it does not use.
-#[derive(Debug)]
-pub struct FreeSlot<'a> {
+#[derive(Clone, Debug)]
+pub struct KvmSlot {
     /// The virtual machine.
-    pub vm: &'a VmFd,
+    pub vm: Arc<VmFd>,
     /// The slot's number, below what KVM answers to `KVM_CAP_NR_MEMSLOTS`.
-    pub number: u32,
+    pub slot: u32,
 }
 
-impl FreeSlot<'_> {
+impl KvmSlot {
     /// With 0 bytes the slot is free again.
     fn set(&self, slot: MemorySlot, bytes: u64) -> io::Result<()> {
         let slot = kvm_userspace_memory_region {
-            slot: self.number,
+            slot: self.slot,
             flags: slot.flags(),
             guest_phys_addr: slot.guest_address(),
             memory_size: bytes,
@@ -63,7 +64,7 @@ impl FreeSlot<'_> {
     }
 }
 
-impl KvmVm for FreeSlot<'_> {
+impl KvmVm for KvmSlot {
     fn map(&self, slot: MemorySlot) -> io::Result<()> {
         self.set(slot, slot.size())
     }
