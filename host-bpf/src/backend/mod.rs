@@ -16,11 +16,11 @@ mod worker;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use anyhow::Context;
 use vcpufreq_bridge::{
-    Backend, BackendError, BridgeDevice, Confinement, Diagnostics, GuestFacts, KvmOffload,
+    Backend, BackendError, BridgeDevice, BridgeThread, Embedder, GuestFacts, KvmOffload,
     RunningBackend, SlotMemory,
 };
 use vcpufreq_device::{CounterSnapshot, DomainId, Histogram};
@@ -82,7 +82,7 @@ struct Shared {
     module: Option<HostModule>,
     scx: Option<Scx>,
     device: Arc<BridgeDevice>,
-    diagnostics: Arc<dyn Diagnostics>,
+    embedder: Arc<dyn Embedder>,
     domains: Vec<DomainId>,
     /// Refusals of the module that have been reported, for each domain.
     refusals: Box<[AtomicU64]>,
@@ -91,8 +91,6 @@ struct Shared {
     signals: Box<[Arc<EventFd>]>,
     pcpus_of_vcpus: Vec<u32>,
     lost: Arc<EventFd>,
-    /// How the worker is confined.
-    confinement: Arc<dyn Confinement>,
     why_lost: OnceLock<String>,
     stop: AtomicBool,
     /// Held while a clamp is put into force.
@@ -150,9 +148,8 @@ impl Backend for BpfBackend {
         &self,
         device: &Arc<BridgeDevice>,
         guest: &GuestFacts,
-        diagnostics: &Arc<dyn Diagnostics>,
     ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError> {
-        let started = self.start_path(device, guest, diagnostics);
+        let started = self.start_path(device, guest);
         let (path, offload) = started.map_err(|error| format!("{error:#}"))?;
         Ok((Box::new(path), Some(offload)))
     }
@@ -164,9 +161,8 @@ impl BpfBackend {
         &self,
         device: &Arc<BridgeDevice>,
         guest: &GuestFacts,
-        diagnostics: &Arc<dyn Diagnostics>,
     ) -> anyhow::Result<(BpfPath, KvmOffload)> {
-        let domains = device.config().domains();
+        let (domains, embedder) = (device.config().domains(), &guest.embedder);
         if self.scx {
             // Before anything is loaded.
             ScxPins::open()?;
@@ -176,12 +172,12 @@ impl BpfBackend {
             false => open_module(device, &domains),
         };
         let module = module.unwrap_or_else(|error| {
-            diagnostics.warn(&format!(
+            embedder.warn(&format!(
                 "the module vcpufreq_host can't be used ({error:#}): a worker carries out requests"
             ));
             None
         });
-        let warnings = diagnostics.clone();
+        let warnings = embedder.clone();
         let config = VmConfig {
             base: guest.base,
             vcpus: policies(device, &domains, by(device, self.scx, &module), self.sum),
@@ -213,23 +209,22 @@ impl BpfBackend {
             module,
             scx,
             device: device.clone(),
-            diagnostics: diagnostics.clone(),
+            embedder: embedder.clone(),
             refusals: domains.iter().map(|_| AtomicU64::new(0)).collect(),
             domains,
             vcpus,
             signals: signals.context("can't make an eventfd for each vCPU")?,
             pcpus_of_vcpus: guest.pcpus_of_vcpus.clone(),
-            confinement: guest.confinement.clone(),
             lost: Arc::new(event().context("can't make an eventfd")?),
             why_lost: OnceLock::new(),
             stop: AtomicBool::new(false),
             applying: Mutex::default(),
         });
         let offload = shared.offload(guest);
-        let thread = Builder::new().name("requests".to_owned());
         let working = shared.clone();
-        let thread = thread
-            .spawn(move || working.work(&worker))
+        let body = Box::new(move || working.work(&worker));
+        let thread = embedder
+            .spawn(BridgeThread::Requests, body)
             .context("can't start the thread that carries out requests")?;
         let path = BpfPath {
             shared,

@@ -57,7 +57,7 @@ impl RunningBackend for BpfPath {
             shared.count_superseded(vcpu, known.domain);
         });
         if let Err(error) = shared.host.reset() {
-            shared.diagnostics.warn(&format!(
+            shared.embedder.warn(&format!(
                 "the guest's requests can't be taken back: {error}"
             ));
         }

@@ -57,7 +57,7 @@ impl Shared {
         if scx.pins.is_on() || scx.left.swap(true, SeqCst) {
             return;
         }
-        self.diagnostics
+        self.embedder
             .warn("the scheduler of vcpufreq scx is gone: requests become clamps from now on");
         let asks = |domain: &u32| self.host.asked(*domain).is_some();
         self.all_domains()

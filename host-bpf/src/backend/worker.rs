@@ -59,7 +59,7 @@ impl Shared {
         // Best effort: without these it is a thread like any other.
         let _ = vcpufreq_host::stay_off(&self.pcpus_of_vcpus);
         let _ = vcpufreq_host::clamp_current_thread_to_zero();
-        self.confinement.on_thread(BridgeThread::Requests);
+        self.embedder.on_thread(BridgeThread::Requests);
         let last_words = ReportPanic(self);
         match self.serve(worker) {
             Ok(()) => std::mem::forget(last_words),

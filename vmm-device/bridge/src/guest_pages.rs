@@ -30,9 +30,9 @@ use vcpufreq_device::{
 use vcpufreq_host::memory_file;
 use vm_memory::{FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, MmapRegion};
 
-use super::diagnostics::Diagnostics;
 use super::mmio_device::MmioDevice;
 use super::page_mapping::words_of;
+use crate::embedder::Embedder;
 
 /// Bytes of a word.
 const WORD: u64 = REG_WIDTH as u64;
@@ -185,7 +185,7 @@ pub struct GuestPagesRegion<A, S, E> {
     region: Arc<dyn MmioDevice>,
     device: Arc<Device<A, S, E>>,
     pages: Arc<GuestPages>,
-    diagnostics: Arc<dyn Diagnostics>,
+    embedder: Arc<dyn Embedder>,
     warned: AtomicBool,
 }
 
@@ -195,13 +195,13 @@ impl<A, S, E> GuestPagesRegion<A, S, E> {
         region: Arc<dyn MmioDevice>,
         device: Arc<Device<A, S, E>>,
         pages: Arc<GuestPages>,
-        diagnostics: Arc<dyn Diagnostics>,
+        embedder: Arc<dyn Embedder>,
     ) -> Self {
         Self {
             region,
             device,
             pages,
-            diagnostics,
+            embedder,
             warned: AtomicBool::new(false),
         }
     }
@@ -231,7 +231,7 @@ impl<A: Actuator, S: Source, E: Events> MmioDevice for GuestPagesRegion<A, S, E>
         self.device.count_exit(Some(vcpu), true);
         let shared = self.pages.share(u32::from_le_bytes(bytes));
         if shared.is_err() && !self.warned.swap(true, Relaxed) {
-            self.diagnostics.warn(
+            self.embedder.warn(
                 "the guest names pages that it doesn't share: each of its reads exits to the VMM; \
                  build its kernel with CONFIG_ARM_PKVM_GUEST",
             );

@@ -3,7 +3,7 @@
 //! a pCPU's policy, and a vCPU's pinning.
 //!
 //! ```text
-//! scaling_governor, sched_getaffinity ─▶ Watch ─▶ one line of diagnostics a change, EventStats (counters, events)
+//! scaling_governor, sched_getaffinity ─▶ Watch ─▶ one line of embedder a change, EventStats (counters, events)
 //! ```
 //! When the last of a thread's CPUs goes offline, Linux lets the thread run anywhere, also after
 //! that CPU is back. A look reads one open file for each policy and makes one system call for each
@@ -14,7 +14,7 @@ use std::io;
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::{CpuList, HostRoot, Tid, is_within, pin, policies};
 
-use crate::diagnostics::Diagnostics;
+use crate::embedder::Embedder;
 use crate::event_stats::{EventStats, HostEvent};
 use crate::policy_attribute::PolicyAttribute;
 
@@ -70,12 +70,12 @@ impl HostWatch {
     pub fn look(
         &mut self,
         stats: &EventStats,
-        diagnostics: &dyn Diagnostics,
+        embedder: &dyn Embedder,
         thread: impl Fn(VcpuId) -> Option<Tid>,
     ) {
         let tell = |(change, text): (HostEvent, String)| {
             stats.host_changed(change);
-            diagnostics.warn(&text);
+            embedder.warn(&text);
         };
         for governor in &mut self.governors {
             governor.look().into_iter().for_each(tell);

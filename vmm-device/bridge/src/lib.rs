@@ -6,7 +6,7 @@
 //!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings, caps
 //! ```
 //!
-//! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls` it is `FreeSlot`) and [`Diagnostics`],
+//! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls` it is `KvmSlot`) and [`Embedder`],
 //! calls [`Bridge::start`], and puts [`Bridge::mmio`] on its bus. It reports its threads, resets
 //! and end to a [`BridgeHandle`].
 //!
@@ -19,8 +19,7 @@
 mod bridge;
 pub mod budget;
 mod cap_watch;
-mod confinement;
-mod diagnostics;
+mod embedder;
 mod error;
 mod event_stats;
 #[cfg(feature = "fuzzing")]
@@ -45,12 +44,10 @@ pub use bridge::{
     AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot,
     GuestFacts, IoeventfdPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
 };
-pub use confinement::{BridgeThread, Confinement};
-pub use diagnostics::Diagnostics;
+pub use embedder::{BridgeThread, Embedder, Silent, ThreadBody};
 pub use error::{BackendError, PathError};
 pub use event_stats::{EventSink, EventStats, HostEvent};
 pub use guest_pages::GuestPages;
-pub use ioeventfd::Unconfined;
 #[cfg(feature = "kvm-ioctls")]
 pub use kvm_slot::KvmSlot;
 pub use maintenance::TURNS;

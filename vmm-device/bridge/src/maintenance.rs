@@ -6,13 +6,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::{Builder, JoinHandle, park_timeout};
+use std::thread::{JoinHandle, park_timeout};
 use std::time::{Duration, Instant};
 
 use vcpufreq_device::{Actuator, Device};
 use vcpufreq_host::SysfsSource;
 
-use crate::confinement::{BridgeThread, Confinement};
+use crate::embedder::{BridgeThread, Embedder};
 use crate::error::{Context, PathError};
 use crate::event_stats::EventStats;
 
@@ -38,7 +38,7 @@ impl MaintenanceThread {
     /// [`PathError::Refused`] with `EAGAIN`: the host has no more threads.
     pub fn start<A: Actuator + 'static>(
         device: Arc<Device<A, Arc<SysfsSource>, Arc<EventStats>>>,
-        confinement: Arc<dyn Confinement>,
+        embedder: &Arc<dyn Embedder>,
         mut look: impl FnMut() + Send + 'static,
         end_tunings: impl Fn() -> Option<Duration> + Send + 'static,
     ) -> Result<Self, PathError> {
@@ -46,10 +46,11 @@ impl MaintenanceThread {
         let stopped = stop.clone();
         let stats = device.events().clone();
         let watched = stats.clone();
+        let of_thread = embedder.clone();
         let keep = move || {
             // Without uclamp it is a thread like any other.
             let _ = vcpufreq_host::clamp_current_thread_to_zero();
-            confinement.on_thread(BridgeThread::Maintenance);
+            of_thread.on_thread(BridgeThread::Maintenance);
             let (mut next_look, mut turn_at) = (Instant::now(), Instant::now());
             while !stopped.load(Relaxed) {
                 if Instant::now() >= next_look {
@@ -74,8 +75,8 @@ impl MaintenanceThread {
                 park_timeout(wait);
             }
         };
-        let thread = Builder::new().name("maintenance".to_owned());
-        let thread = thread.spawn(keep).context("can't start a thread")?;
+        let thread = embedder.spawn(BridgeThread::Maintenance, Box::new(keep));
+        let thread = thread.context("can't start a thread")?;
         stats.wake_when_limited(thread.thread().clone());
         Ok(Self { stop, thread })
     }

@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vcpufreq_bridge::shm::{SHM, SharedMemory, ShmBackend, hand_over};
-use vcpufreq_bridge::{AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, Offered, Totals};
+use vcpufreq_bridge::{AccessPath, Bridge, BridgeConfig, EventStats, Offered, Silent, Totals};
 use vcpufreq_device::*;
 use vcpufreq_host::fakes::FakeHost;
 use vcpufreq_host::{ActuatorKind, HostActuator, KernelTree, SysfsSource, Tid};
@@ -30,14 +30,6 @@ const BIG: usize = 0x2000;
 const CUR_PERF: usize = 0;
 const SET_PERF: usize = 4;
 const PERFTBL: usize = 0x200;
-
-#[derive(Debug)]
-struct Silent;
-
-impl Diagnostics for Silent {
-    fn warn(&self, _: &str) {}
-    fn explain(&self, _: &str) {}
-}
 
 /// A server with two vCPUs, and what its VMM has of it.
 struct Scene {
@@ -86,9 +78,8 @@ impl Scene {
             backend: Box::new(backend),
             required: Some("no server".to_owned()),
         };
-        let config = BridgeConfig::new(0, 2);
-        let diagnostics: Arc<dyn Diagnostics> = Arc::new(Silent);
-        let bridge = Bridge::start(device, &config, &[offered], &diagnostics).unwrap();
+        let config = BridgeConfig::new(0, 2, Arc::new(Silent));
+        let bridge = Bridge::start(device, &config, &[offered]).unwrap();
         let (server, vmm) = UnixStream::pair().unwrap();
         hand_over(&server, &memory, &bells, PATIENCE).unwrap();
         drop(server);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sets up a guest's bridge: its configuration, its diagnostics and counters, and its KVM events.
+//! Sets up a guest's bridge: its configuration, its texts and counters, and its KVM events.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +11,8 @@ use anyhow::Context as _;
 use vcpufreq_bridge::Tuning;
 use vcpufreq_bridge::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_bridge::{
-    AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, Diagnostics,
-    EventSink, EventStats, GuestPages, IoeventfdPlan, Offered, Totals, Unconfined, VcpuSnapshot,
+    AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, BridgeThread,
+    Embedder, EventSink, EventStats, GuestPages, IoeventfdPlan, Offered, Totals, VcpuSnapshot,
 };
 use vcpufreq_device::Khz;
 use vcpufreq_host::{HostRoot, Tid, monotonic_ns};
@@ -71,14 +73,26 @@ pub fn bpf_backend(_only: bool, _how: BpfRequests) -> Vec<Offered> {
     Vec::new()
 }
 
-/// Writes a bridge's texts to stderr.
+/// This program, as its bridge sees it: texts go to stderr.
 #[derive(Debug)]
-pub struct StderrDiagnostics {
+pub struct BridgeProgram {
     /// Whether to print why.
     pub explain: bool,
+    /// How the bridge's threads are confined.
+    pub confined: Option<Arc<Confined>>,
 }
 
-impl Diagnostics for StderrDiagnostics {
+impl Embedder for BridgeProgram {
+    fn on_thread(&self, thread: BridgeThread) {
+        let confined = self.confined.iter();
+        confined.for_each(|confined| confined.enter_or_end(thread));
+    }
+
+    fn frequency_event(&self, _: &HostRoot, pcpu: u32) -> io::Result<Option<OwnedFd>> {
+        let confined = self.confined.as_ref();
+        confined.map_or(Ok(None), |confined| confined.frequency_event(pcpu))
+    }
+
     fn warn(&self, text: &str) {
         warn(text);
     }
@@ -139,13 +153,11 @@ impl GuestBridge {
             rt_pcpus: rt_pcpus(&config.vcpus),
             kick: Some(kick_signal()),
             ioeventfd: plans.ioeventfd.clone(),
-            confinement: match confined {
-                Some(confined) => confined.clone(),
-                None => Arc::new(Unconfined),
-            },
+            embedder: Arc::new(BridgeProgram {
+                explain: config.options.bridge.explain,
+                confined: confined.cloned(),
+            }),
         };
-        let explain = config.options.bridge.explain;
-        let diagnostics: Arc<dyn Diagnostics> = Arc::new(StderrDiagnostics { explain });
         let shared = plans.shared.then(|| SharedMemory::of(device.config()));
         let shared = shared
             .transpose()
@@ -155,7 +167,7 @@ impl GuestBridge {
         let backends = shm
             .as_ref()
             .map_or(&plans.backends[..], std::slice::from_ref);
-        let bridge = Bridge::start(device, &of_guest, backends, &diagnostics)?;
+        let bridge = Bridge::start(device, &of_guest, backends)?;
         let guest_pages = plans
             .ioeventfd
             .as_ref()

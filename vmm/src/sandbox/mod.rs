@@ -25,9 +25,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use caps::{CapSet, Capability, CapsHashSet};
 use seccompiler::{BpfProgram, apply_filter};
-use vcpufreq_bridge::ioeventfd::frequency_event;
-use vcpufreq_bridge::{BridgeThread, Confinement};
-use vcpufreq_host::HostRoot;
+use vcpufreq_bridge::BridgeThread;
 
 use crate::lifecycle::guardian::GuardianSocket;
 use crate::message::{chain, warn};
@@ -201,19 +199,24 @@ pub struct Confined {
     pub guardian: Option<Arc<GuardianSocket>>,
 }
 
-impl Confinement for Confined {
-    fn on_thread(&self, thread: BridgeThread) {
+impl Confined {
+    /// Confines the calling thread of the bridge, or ends the process.
+    pub fn enter_or_end(&self, thread: BridgeThread) {
         self.sandbox.enter_or_end(match thread {
             BridgeThread::Requests => ThreadClass::Requests,
             BridgeThread::Maintenance => ThreadClass::Maintenance,
         });
     }
 
-    fn frequency_event(&self, host: &HostRoot, pcpu: u32) -> io::Result<OwnedFd> {
-        // While the bridge starts, the main thread has its rights.
+    /// Has the guardian open a frequency event for a confined thread. While the bridge starts, the
+    /// main thread has its own rights: `None`.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without a guardian; what the guardian refuses.
+    pub fn frequency_event(&self, pcpu: u32) -> io::Result<Option<OwnedFd>> {
         match &self.guardian {
-            _ if !CONFINED.get() => frequency_event(host, pcpu),
-            Some(guardian) => guardian.frequency_event(pcpu),
+            _ if !CONFINED.get() => Ok(None),
+            Some(guardian) => guardian.frequency_event(pcpu).map(Some),
             None => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }

@@ -6,7 +6,7 @@ use std::{fs::File, sync::Arc};
 use anyhow::Context;
 use caps::Capability;
 use vcpufreq_bridge::{
-    Bridge, BridgeConfig, BridgeDevice, Confinement, Diagnostics, EventStats, Offered, Unconfined,
+    Bridge, BridgeConfig, BridgeDevice, EventStats, Offered,
     shm::{AllVcpus, ShmBackend},
 };
 use vcpufreq_device::{Device, VcpuId};
@@ -23,7 +23,7 @@ use crate::{
     kernel_version::host_headroom,
     message::warn,
     rt_guest::RtGuest,
-    run::bridge::{AnsweringThreads, StderrDiagnostics, observe},
+    run::bridge::{AnsweringThreads, BridgeProgram, observe},
     sandbox::{Confined, Limits, Sandbox},
     stats::TimeInState,
     sys,
@@ -119,23 +119,19 @@ impl BridgePlan<'_> {
         let backend =
             ShmBackend::new(memory, bells).context("can't make an eventfd for all vCPUs")?;
         let (lost, all) = (backend.lost(), backend.all_vcpus());
-        let confinement: Arc<dyn Confinement> = match confined {
-            Some(confined) => confined.clone(),
-            None => Arc::new(Unconfined),
+        let program = BridgeProgram {
+            explain: served.options.bridge.explain,
+            confined: confined.cloned(),
         };
         let config = BridgeConfig {
             pins: served.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
-            confinement,
-            ..BridgeConfig::new(0, served.vcpus.len())
+            ..BridgeConfig::new(0, served.vcpus.len(), Arc::new(program))
         };
         let offered = Offered {
             backend: Box::new(backend),
             required: Some("the VM can't be served".to_owned()),
         };
-        let diagnostics: Arc<dyn Diagnostics> = Arc::new(StderrDiagnostics {
-            explain: served.options.bridge.explain,
-        });
-        let bridge = Bridge::start(device, &config, &[offered], &diagnostics)?;
+        let bridge = Bridge::start(device, &config, &[offered])?;
         self.take_threads(&bridge)?;
         let lost = lost.get().cloned().context("the bridge has no worker")?;
         // What a server before this one was asked for.

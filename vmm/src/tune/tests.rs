@@ -14,7 +14,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use vcpufreq_bridge::{Bridge, BridgeConfig, BridgeDevice, Diagnostics, EventStats};
+use vcpufreq_bridge::{Bridge, BridgeConfig, BridgeDevice, EventStats, Silent};
 use vcpufreq_device::{Device, DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
 use vcpufreq_host::{
     ActuatorKind, CgroupTree as _, HostActuator, HostRoot, Placement, SysfsSource, Tid,
@@ -25,7 +25,7 @@ use super::{
     server::start_taking_calls,
     wire::{Lasts, TuneAnswer, TuneReply, TuneVerb},
 };
-use crate::{patience::patience, run::bridge::StderrDiagnostics, socket_thread::SocketThread};
+use crate::{patience::patience, socket_thread::SocketThread};
 
 const MOUNTS: &str = "\
 22 1 0:20 / /proc rw - proc proc rw
@@ -83,8 +83,8 @@ impl TuneScene {
         let source = Arc::new(SysfsSource::new(&root, 2).unwrap());
         let stats = Arc::new(EventStats::new(2, None));
         let device: BridgeDevice = Device::new(config, actuator, source, stats).unwrap();
-        let diagnostics: Arc<dyn Diagnostics> = Arc::new(StderrDiagnostics { explain: false });
-        let bridge = Bridge::start(device, &BridgeConfig::new(0, 2), &[], &diagnostics).unwrap();
+        let bridge =
+            Bridge::start(device, &BridgeConfig::new(0, 2, Arc::new(Silent)), &[]).unwrap();
         let path = dir.path().join("42.tune");
         let server = start_taking_calls(&path, None, bridge.handle()).unwrap();
         Self {

@@ -18,9 +18,7 @@ use vcpufreq::vm::bus::MmioDevice;
 use vcpufreq_bridge::ioeventfd::{
     DomainWrites, EntryBell, IoeventfdRegion, PendingWrites, Unknown, Worker, WorkerParts,
 };
-use vcpufreq_bridge::{
-    Doorbell, KvmSlot, KvmVm, OffloadState, PageMapping, SlotMemory, Unconfined,
-};
+use vcpufreq_bridge::{Doorbell, KvmSlot, KvmVm, OffloadState, PageMapping, Silent, SlotMemory};
 use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::{
     ActuateError, Actuator, Clamp, Device, NoEvents, RegisterPages, region_size,
@@ -307,7 +305,7 @@ fn a_dead_worker_loses_no_request() {
         device: Arc::new(panics.unwrap()),
         vcpus: [AtomicBool::new(true)].into(),
         avoid: Vec::new(),
-        confinement: Arc::new(Unconfined),
+        embedder: Arc::new(Silent),
         run_watch: None,
     })
     .unwrap();

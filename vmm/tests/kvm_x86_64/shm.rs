@@ -14,9 +14,7 @@ use kvm_ioctls::Kvm;
 use vcpufreq::vm::bus::{Bus, MmioDevice};
 use vcpufreq::vm::{Cpufreq, ExitReason};
 use vcpufreq_bridge::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
-use vcpufreq_bridge::{
-    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, KvmSlot, Offered,
-};
+use vcpufreq_bridge::{AccessPath, Bridge, BridgeConfig, Embedder, EventStats, KvmSlot, Offered};
 use vcpufreq_device::{Device, DeviceConfig, Khz, PerfTable, VcpuSpec};
 use vcpufreq_host::fakes::FakeHost;
 use vcpufreq_host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
@@ -37,12 +35,10 @@ const RING: u32 = 1 << 16;
 #[derive(Debug)]
 struct Strict;
 
-impl Diagnostics for Strict {
+impl Embedder for Strict {
     fn warn(&self, text: &str) {
         assert!(text.contains("the path shm is lost"), "{text}");
     }
-
-    fn explain(&self, _: &str) {}
 }
 
 struct Path {
@@ -75,9 +71,8 @@ fn path() -> Path {
         backend: Box::new(backend.looking_every(NEVER)),
         required: Some("no worker".to_owned()),
     };
-    let config = BridgeConfig::new(CPUFREQ_BASE, 1);
-    let diagnostics: Arc<dyn Diagnostics> = Arc::new(Strict);
-    let bridge = Bridge::start(device.unwrap(), &config, &[offered], &diagnostics).unwrap();
+    let config = BridgeConfig::new(CPUFREQ_BASE, 1, Arc::new(Strict));
+    let bridge = Bridge::start(device.unwrap(), &config, &[offered]).unwrap();
     let region = ShmRegion::new(memory, bridge.mmio());
     Path {
         size: region.size(),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kvm_ioctls::Kvm;
 use vcpufreq_bridge::{
-    AccessPath, Bridge, BridgeConfig, Diagnostics, EventStats, IoeventfdPlan, KvmSlot, Offered,
+    AccessPath, Bridge, BridgeConfig, Embedder, EventStats, IoeventfdPlan, KvmSlot, Offered,
     Totals, accesses_are_of,
 };
 use vcpufreq_device::{Device, DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
@@ -25,7 +25,7 @@ pub const BASE: u64 = 0x0a00_0000;
 #[derive(Debug)]
 struct Stderr;
 
-impl Diagnostics for Stderr {
+impl Embedder for Stderr {
     fn warn(&self, text: &str) {
         eprintln!("warning: {text}");
     }
@@ -60,10 +60,9 @@ pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow:
             clean: false,
             guest_pages: None,
         }),
-        ..BridgeConfig::new(BASE, 1)
+        ..BridgeConfig::new(BASE, 1, Arc::new(Stderr))
     };
-    let diagnostics: Arc<dyn Diagnostics> = Arc::new(Stderr);
-    Ok(Bridge::start(device, &config, backends, &diagnostics)?)
+    Ok(Bridge::start(device, &config, backends)?)
 }
 
 /// Runs the guest. Returns the path, what the guest has read as cur_perf, its accesses that

@@ -8,7 +8,6 @@ use vcpufreq_host::Tid;
 
 use super::guest::{BridgeDevice, GuestFacts};
 use super::snapshot::VcpuSnapshot;
-use crate::diagnostics::Diagnostics;
 use crate::error::BackendError;
 use crate::mmio_device::MmioDevice;
 use crate::offload::KvmOffload;
@@ -27,7 +26,6 @@ pub trait Backend: Send + Sync {
         &self,
         device: &Arc<BridgeDevice>,
         guest: &GuestFacts,
-        diagnostics: &Arc<dyn Diagnostics>,
     ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError>;
 }
 

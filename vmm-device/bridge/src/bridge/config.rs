@@ -5,8 +5,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::ioeventfd::IoeventfdPlan;
-use crate::confinement::Confinement;
-use crate::ioeventfd::Unconfined;
+use crate::embedder::Embedder;
 
 /// What a bridge is to know of its guest.
 #[derive(Clone, Debug)]
@@ -22,22 +21,21 @@ pub struct BridgeConfig {
     pub kick: Option<c_int>,
     /// How the path `ioeventfd` is to be, if it may be taken.
     pub ioeventfd: Option<IoeventfdPlan>,
-    /// How its threads are confined.
-    pub confinement: Arc<dyn Confinement>,
+    /// The program that has it.
+    pub embedder: Arc<dyn Embedder>,
 }
 
 impl BridgeConfig {
-    /// For vCPUs of another process, or of one that makes exits alone: each may run on all pCPUs, and
-    /// no thread is confined.
+    /// For vCPUs of another process, or of one that makes exits alone: each may run on all pCPUs.
     #[must_use]
-    pub fn new(base: u64, vcpus: usize) -> Self {
+    pub fn new(base: u64, vcpus: usize, embedder: Arc<dyn Embedder>) -> Self {
         Self {
             base,
             pins: vec![vec![]; vcpus],
             rt_pcpus: vec![],
             kick: None,
             ioeventfd: None,
-            confinement: Arc::new(Unconfined),
+            embedder,
         }
     }
 }

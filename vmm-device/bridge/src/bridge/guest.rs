@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use vcpufreq_device::Device;
 use vcpufreq_host::{HostActuator, HostRoot, SysfsSource, present_pcpus};
 
-use crate::confinement::Confinement;
+use crate::embedder::Embedder;
 use crate::event_stats::EventStats;
 use crate::offload::OffloadState;
 
@@ -31,8 +31,8 @@ pub struct GuestFacts {
     pub state: Arc<OffloadState>,
     /// The signal that makes KVM_RUN return, if the vCPUs are this process'.
     pub kick: Option<c_int>,
-    /// How threads are confined.
-    pub confinement: Arc<dyn Confinement>,
+    /// The program that has the bridge.
+    pub embedder: Arc<dyn Embedder>,
 }
 
 impl GuestFacts {

@@ -98,7 +98,7 @@ impl BridgeHandle {
     /// attaches that one, and drops the attachment of the last one before.
     #[must_use]
     pub fn attach(&self, vm: impl KvmVm + 'static) -> Attachment {
-        let (bridge, warnings) = (self.clone(), self.0.diagnostics.clone());
+        let (bridge, warnings) = (self.clone(), self.0.guest.embedder.clone());
         let offload = self.0.active().offload.clone();
         Attachment::new(
             Arc::new(vm),
@@ -112,7 +112,7 @@ impl BridgeHandle {
     /// to do from now on, if anything.
     fn path_lost(&self, detached: &Result<(), DetachError>) -> Option<Arc<KvmOffload>> {
         if let Err(error) = detached {
-            self.0.diagnostics.warn(&error.to_string());
+            self.0.guest.embedder.warn(&error.to_string());
         }
         let (backend, ioeventfd) = {
             let mut active = self.0.active();

@@ -12,7 +12,6 @@ use super::backend::{Offered, RunningBackend};
 use super::config::BridgeConfig;
 use super::guest::{BridgeDevice, GuestFacts};
 use super::ioeventfd::{IoeventfdPath, IoeventfdPlan};
-use crate::diagnostics::Diagnostics;
 use crate::error::{Context, PathError};
 use crate::guest_pages::{GuestPages, GuestPagesRegion};
 use crate::mmio_device::{MmioDevice, SwappableDevice};
@@ -23,7 +22,6 @@ use crate::page_mapping::PageMapping;
 pub struct BridgeInner {
     pub device: Arc<BridgeDevice>,
     pub guest: GuestFacts,
-    pub diagnostics: Arc<dyn Diagnostics>,
     /// The device on the bus, and what accesses get to that exit.
     region: Arc<dyn MmioDevice>,
     pub on_bus: Arc<SwappableDevice>,
@@ -54,7 +52,6 @@ impl BridgeInner {
         device: &Arc<BridgeDevice>,
         region: Arc<dyn MmioDevice>,
         config: &BridgeConfig,
-        diagnostics: &Arc<dyn Diagnostics>,
     ) -> Arc<Self> {
         Arc::new(Self {
             device: device.clone(),
@@ -66,9 +63,8 @@ impl BridgeInner {
                 threads: config.pins.iter().map(|_| AtomicBool::default()).collect(),
                 state: Arc::default(),
                 kick: config.kick,
-                confinement: config.confinement.clone(),
+                embedder: config.embedder.clone(),
             },
-            diagnostics: diagnostics.clone(),
             on_bus: Arc::new(SwappableDevice::new(region.clone())),
             region,
             tids: config.pins.iter().map(|_| OnceLock::new()).collect(),
@@ -103,7 +99,7 @@ impl BridgeInner {
     ) -> Result<Option<KvmOffload>, PathError> {
         for Offered { backend, required } in backends {
             let name = backend.name();
-            match backend.start(&self.device, &self.guest, &self.diagnostics) {
+            match backend.start(&self.device, &self.guest) {
                 Ok((path, offload)) => {
                     self.show(
                         path.memory(),
@@ -119,7 +115,7 @@ impl BridgeInner {
                         let error = why;
                         return Err(PathError::Required { required, error });
                     }
-                    self.diagnostics.warn(&format!(
+                    self.guest.embedder.warn(&format!(
                         "not by the path {name}, but by the next one: {why}; see vcpufreq doctor"
                     ));
                 }
@@ -159,8 +155,7 @@ impl BridgeInner {
     /// Starts the path `ioeventfd` on the pages that there are.
     fn start_ioeventfd(&self) -> Result<KvmOffload, PathError> {
         let pages = self.pages.get().cloned();
-        let (path, offload) =
-            IoeventfdPath::start(&self.device, &self.guest, pages, &self.diagnostics)?;
+        let (path, offload) = IoeventfdPath::start(&self.device, &self.guest, pages)?;
         let region = path.region(self.region.clone(), &self.device);
         self.on_bus.exchange(match self.guest_pages() {
             Some(pages) => self.with_guest_pages(region, pages.clone()),
@@ -186,9 +181,9 @@ impl BridgeInner {
         region: Arc<dyn MmioDevice>,
         pages: Arc<GuestPages>,
     ) -> Arc<dyn MmioDevice> {
-        let diagnostics = self.diagnostics.clone();
+        let embedder = self.guest.embedder.clone();
         let device = self.device.clone();
-        Arc::new(GuestPagesRegion::new(region, device, pages, diagnostics))
+        Arc::new(GuestPagesRegion::new(region, device, pages, embedder))
     }
 
     pub fn ioeventfd_lost(&self, path: IoeventfdPath) {
@@ -197,7 +192,7 @@ impl BridgeInner {
         self.on_bus.exchange(self.region.clone());
         self.guest_pages().inspect(|pages| pages.withdraw());
         path.stop(&self.device);
-        self.diagnostics.warn(
+        self.guest.embedder.warn(
             "the thread that carries out requests has died: each access exits to the VMM from \
              now on; restart the guest for the path ioeventfd",
         );
@@ -215,7 +210,7 @@ impl BridgeInner {
             Some(Err(error)) => (None, format!("by exits to the VMM ({error})")),
             None => (None, "by exits to the VMM".to_owned()),
         };
-        self.diagnostics.warn(&format!(
+        self.guest.embedder.warn(&format!(
             "the path {name} is lost, {why}: accesses go on {how}; restart the guest for \
              the path {name}"
         ));

@@ -9,7 +9,7 @@ use vcpufreq_host::Tid;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::guest::{BridgeDevice, GuestFacts};
-use crate::diagnostics::Diagnostics;
+use crate::embedder::Embedder;
 use crate::error::{Context, PathError};
 use crate::guest_pages::GuestPages;
 use crate::ioeventfd::{
@@ -37,7 +37,7 @@ pub struct IoeventfdPath {
     trace: Option<Arc<MmioTrace>>,
     perf_watch: Option<PerfWatch>,
     worker: Worker,
-    diagnostics: Arc<dyn Diagnostics>,
+    embedder: Arc<dyn Embedder>,
 }
 
 impl IoeventfdPath {
@@ -50,7 +50,6 @@ impl IoeventfdPath {
         device: &Arc<BridgeDevice>,
         guest: &GuestFacts,
         pages: Option<Arc<dyn SlotMemory>>,
-        diagnostics: &Arc<dyn Diagnostics>,
     ) -> Result<(Self, KvmOffload), PathError> {
         let host = device.source().root();
         let config = device.config();
@@ -59,7 +58,8 @@ impl IoeventfdPath {
             .context("too many vCPUs")?;
         let bells = bells(config)?;
         let trace = MmioTrace::new(host, vcpus, (guest.base, region_size(vcpus)));
-        diagnostics.explain(&order(trace.as_ref().err()));
+        let embedder = &guest.embedder;
+        embedder.explain(&order(trace.as_ref().err()));
         let trace = trace.ok().map(Arc::new);
         let write_order: Arc<dyn WriteOrder> = match &trace {
             Some(trace) => trace.clone(),
@@ -71,7 +71,7 @@ impl IoeventfdPath {
             device: device.clone(),
             vcpus: guest.threads.clone(),
             avoid: guest.pcpus_of_vcpus.clone(),
-            confinement: guest.confinement.clone(),
+            embedder: guest.embedder.clone(),
             // A doorbell wakes it.
             run_watch: None,
         })?;
@@ -80,9 +80,9 @@ impl IoeventfdPath {
             host,
             worker.epoll(),
             pcpus,
-            (vcpus, guest.kick, &guest.confinement),
+            (vcpus, guest.kick, &guest.embedder),
         );
-        diagnostics.explain(&freshness(NAME, perf_watch.as_ref()));
+        embedder.explain(&freshness(NAME, perf_watch.as_ref()));
         let offload = KvmOffload {
             base: guest.base,
             pages,
@@ -96,7 +96,7 @@ impl IoeventfdPath {
             trace,
             perf_watch: perf_watch.ok(),
             worker,
-            diagnostics: diagnostics.clone(),
+            embedder: embedder.clone(),
         };
         Ok((path, offload))
     }
@@ -121,11 +121,11 @@ impl IoeventfdPath {
             .map(|c| c.register_thread(vcpu, tid));
         if let Some(Err(error)) = recorded {
             let why = order(Some(&error));
-            self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
+            self.embedder.warn(&format!("vCPU {vcpu}: {why}"));
         }
         if let Some(Err(error)) = watched {
             let why = freshness(NAME, Err(&error));
-            self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
+            self.embedder.warn(&format!("vCPU {vcpu}: {why}"));
         }
     }
 
@@ -135,8 +135,8 @@ impl IoeventfdPath {
             return;
         };
         match perf_watch.follow(pcpus) {
-            Ok(()) => self.diagnostics.explain(&freshness(NAME, Ok(perf_watch))),
-            Err(error) => self.diagnostics.warn(&freshness(NAME, Err(&error))),
+            Ok(()) => self.embedder.explain(&freshness(NAME, Ok(perf_watch))),
+            Err(error) => self.embedder.warn(&freshness(NAME, Err(&error))),
         }
     }
 

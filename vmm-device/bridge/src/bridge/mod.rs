@@ -24,8 +24,8 @@ use std::sync::Arc;
 use vcpufreq_device::MmioRegion;
 
 use crate::{
-    cap_watch::CapWatch, diagnostics::Diagnostics, error::PathError, host_watch::HostWatch,
-    hotplug::Hotplug, maintenance::MaintenanceThread, mmio_device::MmioDevice,
+    cap_watch::CapWatch, error::PathError, host_watch::HostWatch, hotplug::Hotplug,
+    maintenance::MaintenanceThread, mmio_device::MmioDevice,
 };
 pub use backend::{Backend, Offered, RunningBackend};
 pub use config::BridgeConfig;
@@ -53,12 +53,11 @@ impl Bridge {
         device: BridgeDevice,
         config: &BridgeConfig,
         backends: &[Offered],
-        diagnostics: &Arc<dyn Diagnostics>,
     ) -> Result<Self, PathError> {
         let device = Arc::new(device);
         let region = MmioRegion::new(device.clone());
         let size = region.size();
-        let inner = BridgeInner::new(&device, Arc::new(region), config, diagnostics);
+        let inner = BridgeInner::new(&device, Arc::new(region), config);
         let host = device.source().root();
         // In this order: what changes from here on is found, what changed before is looked up.
         let mut hotplug = Hotplug::of_host(host);
@@ -76,8 +75,8 @@ impl Bridge {
                     path.apply_again(vcpu);
                 }
             }
-            let (stats, diagnostics) = (watched.device.events(), &*watched.diagnostics);
-            watch.look(stats, diagnostics, |vcpu| watched.thread(vcpu));
+            let (stats, embedder) = (watched.device.events(), &*watched.guest.embedder);
+            watch.look(stats, embedder, |vcpu| watched.thread(vcpu));
             let (device, thread) = (&watched.device, |vcpu| watched.thread(vcpu));
             let found = caps.look(&device.config().vcpus, &device.source().pcpus(), thread);
             for (domain, cap) in found {
@@ -88,7 +87,7 @@ impl Bridge {
         Ok(Self {
             maintenance: MaintenanceThread::start(
                 device.clone(),
-                config.confinement.clone(),
+                &config.embedder,
                 look,
                 move || tuned.end_due_tunings(),
             )?,

@@ -18,7 +18,7 @@ impl BridgeInner {
             return;
         };
         if let Err(error) = path.follow_pcpus(changed) {
-            self.diagnostics.warn(&format!(
+            self.guest.embedder.warn(&format!(
                 "the path {name} doesn't know pCPUs that came online since its start ({error}): \
                  cur_perf isn't true on them; restart the guest"
             ));

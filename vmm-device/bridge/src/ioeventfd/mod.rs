@@ -27,7 +27,7 @@ pub use domain_writes::{DomainWrites, EntryBell, SignalledWrite};
 pub use mmio_trace::FakeTrace;
 pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};
 pub use pending_writes::PendingWrites;
-pub use perf_watch::{PerfWatch, Unconfined, frequency_event, freshness};
+pub use perf_watch::{PerfWatch, frequency_event, freshness};
 pub use region::IoeventfdRegion;
 pub use run_watch::RunWatch;
 pub use worker::{RequestQueue, Worker, WorkerParts};

@@ -15,7 +15,7 @@ use vcpufreq_host::{CpuList, HostRoot, Tid};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::perf::{PerfEvent, Whose, tracepoint_text};
-use crate::confinement::{BridgeThread, Confinement};
+use crate::embedder::Embedder;
 use crate::error::{Context, PathError};
 
 const TRACEPOINT: &str = "power/cpu_frequency";
@@ -34,7 +34,7 @@ pub struct PerfWatch {
     threads: Box<[OnceLock<PerfEvent>]>,
     /// Makes KVM_RUN return, if the vCPUs are this process'.
     kick: Option<c_int>,
-    confinement: Arc<dyn Confinement>,
+    embedder: Arc<dyn Embedder>,
 }
 
 impl PerfWatch {
@@ -48,7 +48,7 @@ impl PerfWatch {
         host: &HostRoot,
         epoll: &Arc<Epoll>,
         pcpus: Vec<u32>,
-        (vcpus, kick, confinement): (u16, Option<c_int>, &Arc<dyn Confinement>),
+        (vcpus, kick, embedder): (u16, Option<c_int>, &Arc<dyn Embedder>),
     ) -> Result<Self, PathError> {
         tracepoint(host).context("the tracepoint power:cpu_frequency can't be read (tracefs)")?;
         let watch = Self {
@@ -58,7 +58,7 @@ impl PerfWatch {
             threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
             pcpus,
             kick,
-            confinement: confinement.clone(),
+            embedder: embedder.clone(),
         };
         watch.follow(&watch.pcpus)?;
         Ok(watch)
@@ -91,7 +91,11 @@ impl PerfWatch {
 
     /// `None` while it is offline.
     fn frequency(&self, pcpu: u32) -> Result<Option<PerfEvent>, PathError> {
-        let event = self.confinement.frequency_event(&self.host, pcpu);
+        let event = match self.embedder.frequency_event(&self.host, pcpu) {
+            Ok(None) => frequency_event(&self.host, pcpu),
+            Ok(Some(event)) => Ok(event),
+            Err(error) => Err(error),
+        };
         let event = match event.and_then(PerfEvent::of_file) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
             event => event.context("perf events aren't permitted (CAP_PERFMON)")?,
@@ -141,18 +145,6 @@ pub fn frequency_event(host: &HostRoot, number: u32) -> io::Result<OwnedFd> {
 /// The tracepoint's number.
 fn tracepoint(host: &HostRoot) -> Option<u64> {
     tracepoint_text(host, TRACEPOINT, "id")?.parse().ok()
-}
-
-/// Threads keep the rights of their process.
-#[derive(Clone, Copy, Debug)]
-pub struct Unconfined;
-
-impl Confinement for Unconfined {
-    fn on_thread(&self, _: BridgeThread) {}
-
-    fn frequency_event(&self, host: &HostRoot, pcpu: u32) -> io::Result<OwnedFd> {
-        frequency_event(host, pcpu)
-    }
 }
 
 fn hear(epoll: &Epoll, event: &PerfEvent) -> Result<(), PathError> {

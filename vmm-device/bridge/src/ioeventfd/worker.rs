@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId};
@@ -21,7 +21,7 @@ use super::perf_watch::CHANGED;
 use super::refresh_timer::RefreshTimer;
 use super::run_watch::{self, Rest, RunWatch};
 use crate::budget::Budget;
-use crate::confinement::{BridgeThread, Confinement};
+use crate::embedder::{BridgeThread, Embedder};
 use crate::error::{Context, PathError};
 
 /// Requests may take one part in this many of the time.
@@ -56,8 +56,8 @@ pub struct WorkerParts<A, S, E> {
     pub vcpus: Arc<[AtomicBool]>,
     /// pCPUs that it avoids.
     pub avoid: Vec<u32>,
-    /// How the thread is confined.
-    pub confinement: Arc<dyn Confinement>,
+    /// What starts the thread.
+    pub embedder: Arc<dyn Embedder>,
     /// What wakes it when a vCPU runs: then it sleeps while none does.
     pub run_watch: Option<Arc<RunWatch>>,
 }
@@ -85,9 +85,10 @@ impl Worker {
         let turns = Turns::new(plan, &stop).context("can't watch the guest's requests")?;
         let epoll = turns.epoll.clone();
         let last_words = SignalLost(lost.clone());
-        let thread = Builder::new().name("requests".to_owned());
-        let thread = thread
-            .spawn(move || last_words.unless_stopped(|| turns.run()))
+        let embedder = turns.plan.embedder.clone();
+        let body = Box::new(move || last_words.unless_stopped(|| turns.run()));
+        let thread = embedder
+            .spawn(BridgeThread::Requests, body)
             .context("can't start the thread that carries out requests")?;
         Ok(Self {
             stop,
@@ -173,7 +174,7 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
 
     fn run(mut self) -> std::io::Result<()> {
         self.keep_out_of_the_way();
-        self.plan.confinement.on_thread(BridgeThread::Requests);
+        self.plan.embedder.on_thread(BridgeThread::Requests);
         let mut events = [EpollEvent::default(); TURN];
         // Read between turns, when no request waits.
         let mut cpu_before = vcpufreq_host::thread_cpu_time();

@@ -17,7 +17,7 @@ use super::layout::{DOORBELL, ring};
 use super::memory::SharedMemory;
 use super::requests::{AllVcpus, LOOK_EVERY, ShmRequests};
 use crate::bridge::{AccessPath, Backend, BridgeDevice, GuestFacts, RunningBackend, VcpuSnapshot};
-use crate::diagnostics::Diagnostics;
+use crate::embedder::Embedder;
 use crate::error::BackendError;
 use crate::ioeventfd::{PerfWatch, RunWatch, Worker, WorkerParts, freshness};
 use crate::mmio_device::MmioDevice;
@@ -123,7 +123,6 @@ impl Backend for ShmBackend {
         &self,
         device: &Arc<BridgeDevice>,
         guest: &GuestFacts,
-        diagnostics: &Arc<dyn Diagnostics>,
     ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError> {
         let all = self.all.clone();
         let requests = ShmRequests::new(self.memory.clone(), self.bells.clone(), all);
@@ -135,7 +134,7 @@ impl Backend for ShmBackend {
             device: device.clone(),
             vcpus: guest.threads.clone(),
             avoid: guest.pcpus_of_vcpus.clone(),
-            confinement: guest.confinement.clone(),
+            embedder: guest.embedder.clone(),
             run_watch: run_watch.clone(),
         })?;
         // A backend is started once.
@@ -148,9 +147,10 @@ impl Backend for ShmBackend {
             host,
             worker.epoll(),
             pcpus,
-            (vcpus, guest.kick, &guest.confinement),
+            (vcpus, guest.kick, &guest.embedder),
         );
-        diagnostics.explain(&freshness(self.name(), perf_watch.as_ref()));
+        let embedder = &guest.embedder;
+        embedder.explain(&freshness(self.name(), perf_watch.as_ref()));
         let path = ShmPath {
             name: self.name(),
             memory: self.memory.clone(),
@@ -160,7 +160,7 @@ impl Backend for ShmBackend {
             perf_watch: perf_watch.ok(),
             run_watch: run_watch.map(|watch| (watch, worker.epoll().clone())),
             worker: Mutex::new(Some(worker)),
-            diagnostics: diagnostics.clone(),
+            embedder: embedder.clone(),
         };
         Ok((Box::new(path), offload))
     }
@@ -178,7 +178,7 @@ struct ShmPath {
     /// Where no doorbell rings, and what wakes the worker.
     run_watch: Option<(Arc<RunWatch>, Arc<Epoll>)>,
     worker: Mutex<Option<Worker>>,
-    diagnostics: Arc<dyn Diagnostics>,
+    embedder: Arc<dyn Embedder>,
 }
 
 impl RunningBackend for ShmPath {
@@ -199,13 +199,13 @@ impl RunningBackend for ShmPath {
         let watched = watched.map(|watch| watch.register_thread(vcpu, tid));
         if let Some(Err(why)) = watched {
             let why = freshness(self.name, Err(&why));
-            self.diagnostics.warn(&format!("vCPU {vcpu}: {why}"));
+            self.embedder.warn(&format!("vCPU {vcpu}: {why}"));
         }
         if let Some((watch, epoll)) = &self.run_watch {
             let watched = watch.register_thread(epoll, vcpu, tid);
             watched.unwrap_or_else(|why| {
                 let name = self.name;
-                self.diagnostics.explain(&format!(
+                self.embedder.explain(&format!(
                     "path {name}: the worker reads every ms, also while no vCPU runs: perf events \
                      aren't permitted (CAP_PERFMON): {why}"
                 ));
