@@ -61,7 +61,11 @@ fn measure(
     (name, code, by_kvm): (&str, &[u8], bool),
 ) -> anyhow::Result<()> {
     let host = FakeHost::of_this_machine(1_200_000, 1_800_000);
-    let bridge = attach::bridge(&host.root(), &[], by_kvm)?;
+    let builder = attach::builder(&host.root())?;
+    let bridge = match by_kvm {
+        true => builder.ioeventfd(false).start(),
+        false => builder.start(),
+    }?;
     let handle = bridge.handle();
     let vm = Arc::new(kvm.create_vm()?);
     let ram = attach::guest::ram(&vm)?;

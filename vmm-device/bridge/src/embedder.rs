@@ -8,6 +8,8 @@ use std::thread::{Builder, JoinHandle};
 
 use vcpufreq_host::HostRoot;
 
+use crate::syscalls;
+
 /// What a thread of a bridge is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BridgeThread {
@@ -26,10 +28,19 @@ impl BridgeThread {
             Self::Maintenance => "maintenance",
         }
     }
+
+    /// The system calls that such a thread makes.
+    #[must_use]
+    pub fn syscalls(self) -> &'static [i64] {
+        match self {
+            Self::Requests => syscalls::REQUESTS,
+            Self::Maintenance => syscalls::MAINTENANCE,
+        }
+    }
 }
 
 /// What a thread of a bridge does, to its end.
-pub type ThreadBody = Box<dyn FnOnce() + Send>;
+pub type BridgeWork = Box<dyn FnOnce() + Send>;
 
 /// The program that has a bridge.
 ///
@@ -48,7 +59,7 @@ pub trait Embedder: Debug + Send + Sync {
     ///
     /// # Errors
     /// As pthread_create(3): `EAGAIN`. The bridge, or the path, isn't started then.
-    fn spawn(&self, thread: BridgeThread, body: ThreadBody) -> io::Result<JoinHandle<()>> {
+    fn spawn(&self, thread: BridgeThread, body: BridgeWork) -> io::Result<JoinHandle<()>> {
         Builder::new().name(thread.name().to_owned()).spawn(body)
     }
 

@@ -32,6 +32,14 @@ pub enum PathError {
         /// The kernel's error.
         error: io::Error,
     },
+    /// The thread of a vCPU can't run on its pCPUs.
+    #[error("the thread of vCPU {vcpu} can't be pinned: {error}")]
+    NotPinned {
+        /// The vCPU.
+        vcpu: VcpuId,
+        /// The kernel's error: `EINVAL` when none of them is online or in its cpuset.
+        error: io::Error,
+    },
     /// The order of a vCPU's writes can't be recorded: it has a thread already, or isn't there.
     #[error("vCPU {vcpu} can't be recorded")]
     NotRecorded {

@@ -18,6 +18,7 @@
 
 mod bridge;
 pub mod budget;
+mod builder;
 mod cap_watch;
 mod embedder;
 mod error;
@@ -38,13 +39,15 @@ mod pcpu_load;
 mod policy_attribute;
 pub mod shm;
 mod sync;
+pub mod syscalls;
 mod tune;
 
 pub use bridge::{
     AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot,
     GuestFacts, IoeventfdPlan, Offered, RunningBackend, Totals, VcpuSnapshot,
 };
-pub use embedder::{BridgeThread, Embedder, Silent, ThreadBody};
+pub use builder::{BridgeBuilder, StartError};
+pub use embedder::{BridgeThread, BridgeWork, Embedder, Silent};
 pub use error::{BackendError, PathError};
 pub use event_stats::{EventSink, EventStats, HostEvent};
 pub use guest_pages::GuestPages;

@@ -22,7 +22,12 @@ fn a_guest_of_another_vmm_reads_and_asks_by_each_path() {
         (true, AccessPath::Ioeventfd, 0),
         (false, AccessPath::Exit, 2),
     ] {
-        let bridge = attach::bridge(&host.root(), &[], ioeventfd).unwrap();
+        let builder = attach::builder(&host.root()).unwrap();
+        let bridge = match ioeventfd {
+            true => builder.ioeventfd(false).start(),
+            false => builder.start(),
+        };
+        let bridge = bridge.unwrap();
         let seen = attach::run(&kvm, bridge).unwrap();
         assert_eq!((seen.0, seen.1, seen.2), (path, 1_200_000, exits));
         let counters = seen.3.counters;

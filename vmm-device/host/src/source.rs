@@ -39,8 +39,10 @@ pub struct SysfsSource {
     root: HostRoot,
     /// Found once: a confined thread can't read the kernel's version.
     rule: ReferenceRule,
-    /// The directory in procfs of the process whose threads run the vCPUs.
+    /// The directory in procfs of the process that runs the vCPUs.
     process: PathBuf,
+    /// Its threads' directory, open: a process that has entered a chroot since finds no procfs.
+    tasks: Option<File>,
     /// By pCPU number.
     pcpus: Box<[RwLock<Option<PcpuFrequency>>]>,
     /// By vCPU number.
@@ -124,6 +126,7 @@ impl SysfsSource {
         let source = Self {
             root: root.clone(),
             rule: ReferenceRule::of_host(root),
+            tasks: File::open(root.own_process().join("task")).ok(),
             process: root.own_process(),
             pcpus: (0..count).map(|_| RwLock::default()).collect(),
             threads: (0..vcpus).map(|_| RwLock::default()).collect(),
@@ -139,6 +142,10 @@ impl SysfsSource {
     /// pCPUs have a frequency. A read of cur_perf that meets it shows the last value.
     pub fn refresh(&self) -> usize {
         let cpus = self.root.cpus();
+        if !cpus.is_dir() {
+            // In a chroot; what is open stays.
+            return self.pcpus().len();
+        }
         let online = fs::read_to_string(cpus.join("online"));
         let online: Option<CpuList> = online.ok().and_then(|text| text.parse().ok());
         let mut readable = 0;
@@ -155,7 +162,12 @@ impl SysfsSource {
     #[must_use]
     pub fn for_process(self, pid: u32) -> Self {
         let process = self.root.path(format!("proc/{pid}"));
-        Self { process, ..self }
+        let tasks = File::open(process.join("task")).ok();
+        Self {
+            process,
+            tasks,
+            ..self
+        }
     }
 
     /// Where `/sys` and `/proc` are.
@@ -196,8 +208,13 @@ impl SysfsSource {
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), SourceSetupError> {
         let slot = self.threads.get(vcpu.index());
         let slot = slot.ok_or(SourceSetupError::NoSuchVcpu { vcpu })?;
-        let path = self.process.join(format!("task/{tid}/stat"));
-        let stat = File::open(&path).map_err(|error| SourceSetupError::NoThread { path, error })?;
+        let name = format!("{tid}/stat");
+        let stat = match &self.tasks {
+            Some(tasks) => sys::open_below(tasks, &name),
+            None => File::open(self.process.join("task").join(&name)),
+        };
+        let path = self.process.join("task").join(name);
+        let stat = stat.map_err(|error| SourceSetupError::NoThread { path, error })?;
         *slot.write().unwrap_or_else(PoisonError::into_inner) = Some(Thread { tid, stat });
         Ok(())
     }

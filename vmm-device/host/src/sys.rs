@@ -383,6 +383,22 @@ pub fn is_within(tid: Tid, pcpus: &[u32]) -> io::Result<bool> {
     Ok(others.iter().all(|word| *word == 0))
 }
 
+/// Opens a file below an open directory, read only.
+///
+/// # Errors
+/// As openat(2).
+pub(crate) fn open_below(dir: &File, name: &str) -> io::Result<File> {
+    let name = CString::new(name)?;
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: the name ends with a zero, and the kernel only reads it.
+    let fd = unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor, which nothing else has.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
 /// Keeps the calling thread off `pcpus`, unless it may run on no others.
 ///
 /// # Errors

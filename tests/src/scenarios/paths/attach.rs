@@ -4,7 +4,7 @@
 use anyhow::Result;
 use kvm_ioctls::Kvm;
 use serde_json::{Value, json};
-use vcpufreq_bridge::{AccessPath, Offered};
+use vcpufreq_bridge::AccessPath;
 use vcpufreq_host::HostRoot;
 use vcpufreq_host_bpf::BpfBackend;
 
@@ -13,20 +13,18 @@ mod example;
 
 /// Its guest reads a frequency and asks for one, and only by `exit` it exits.
 pub fn run() -> Result<Value> {
-    let bpf = Offered {
-        backend: Box::new(BpfBackend::default()),
-        required: None,
-    };
-    let (kvm, host) = (Kvm::new()?, HostRoot::default());
+    let kvm = Kvm::new()?;
+    let builder = || example::builder(&HostRoot::default());
     let mut rows = Vec::new();
     let mut held = true;
-    for (backends, ioeventfd, wanted, exits_wanted) in [
-        (&[bpf][..], true, AccessPath::Backend("bpf"), 0),
-        (&[], true, AccessPath::Ioeventfd, 0),
-        (&[], false, AccessPath::Exit, 2),
+    let by_kvm = builder()?.ioeventfd(false);
+    let by_bpf = builder()?.ioeventfd(false).backend(BpfBackend::default());
+    for (builder, wanted, exits_wanted) in [
+        (by_bpf, AccessPath::Backend("bpf"), 0),
+        (by_kvm, AccessPath::Ioeventfd, 0),
+        (builder()?, AccessPath::Exit, 2),
     ] {
-        let (path, khz, exits, totals) =
-            example::run(&kvm, example::bridge(&host, backends, ioeventfd)?)?;
+        let (path, khz, exits, totals) = example::run(&kvm, builder.start()?)?;
         let counted = totals.counters;
         held &= path == wanted
             && exits == exits_wanted

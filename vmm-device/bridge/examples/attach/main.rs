@@ -10,13 +10,10 @@ use std::sync::Arc;
 
 use kvm_ioctls::Kvm;
 use vcpufreq_bridge::{
-    AccessPath, Bridge, BridgeConfig, Embedder, EventStats, IoeventfdPlan, KvmSlot, Offered,
-    Totals, accesses_are_of,
+    AccessPath, Bridge, BridgeBuilder, Embedder, KvmSlot, Totals, accesses_are_of,
 };
-use vcpufreq_device::{Device, DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
-use vcpufreq_host::{
-    ActuatorKind, HostActuator, HostRoot, KernelTree, SysfsSource, Tid, uclamp_available,
-};
+use vcpufreq_device::{DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
+use vcpufreq_host::{HostRoot, Tid};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 /// Guest address of the first register.
@@ -37,32 +34,16 @@ impl Embedder for Stderr {
 
 extern "C" fn kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-/// A bridge for one vCPU with a table of two frequencies, by the first of `backends`, of
-/// `ioeventfd` and of exits that the host has.
-pub fn bridge(host: &HostRoot, backends: &[Offered], ioeventfd: bool) -> anyhow::Result<Bridge> {
+/// A bridge for one vCPU with a table of two frequencies, each access of which exits so far.
+pub fn builder(host: &HostRoot) -> anyhow::Result<BridgeBuilder> {
     let config = DeviceConfig::new(vec![VcpuSpec {
         table: PerfTable::try_from(vec![Khz(600_000), Khz(1_800_000)])?,
         capacity: Util::MAX,
         domain: DomainId(0),
     }]);
-    let kind = match uclamp_available() {
-        Ok(()) => ActuatorKind::Thread,
-        Err(_) => ActuatorKind::Nothing,
-    };
-    let actuator = HostActuator::build(&kind, &KernelTree, &[DomainId(0)])?;
-    let source = Arc::new(SysfsSource::new(host, 1)?);
-    let stats = Arc::new(EventStats::new(1, None));
-    let device = Device::new(config, actuator, source, stats)?;
     register_signal_handler(SIGRTMIN(), kick)?;
-    let config = BridgeConfig {
-        kick: Some(SIGRTMIN()),
-        ioeventfd: ioeventfd.then_some(IoeventfdPlan {
-            clean: false,
-            guest_pages: None,
-        }),
-        ..BridgeConfig::new(BASE, 1, Arc::new(Stderr))
-    };
-    Ok(Bridge::start(device, &config, backends)?)
+    let bridge = Bridge::builder(BASE, config, Arc::new(Stderr)).host(host.clone());
+    Ok(bridge.moved_signal(SIGRTMIN()))
 }
 
 /// Runs the guest. Returns the path, what the guest has read as cur_perf, its accesses that
@@ -89,7 +70,7 @@ pub fn run(kvm: &Kvm, bridge: Bridge) -> anyhow::Result<(AccessPath, u32, usize,
 
 #[allow(dead_code)]
 fn main() -> anyhow::Result<()> {
-    let bridge = bridge(&HostRoot::default(), &[], true)?;
+    let bridge = builder(&HostRoot::default())?.ioeventfd(false).start()?;
     let (path, cur_perf, exits, totals) = run(&Kvm::new()?, bridge)?;
     println!("{path:?}: cur_perf {cur_perf} kHz, {exits} exits, {totals:?}");
     Ok(())

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the threads of a virtual machine tell its bridge, and ask it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use vcpufreq_device::VcpuId;
+use vcpufreq_device::{
+    CheckedState, DeviceState, Khz, REG_SET_PERF, REGION_STRIDE, RequestState, StateError, VcpuId,
+};
 use vcpufreq_host::Tid;
 
 use super::inner::BridgeInner;
 use super::snapshot::BridgeSnapshot;
 use crate::error::PathError;
+use crate::mmio_device::MmioDevice as _;
 use crate::offload::{Attachment, DetachError, KvmOffload, KvmVm};
 
 /// A bridge, for the threads of its virtual machine.
@@ -25,15 +29,17 @@ impl BridgeHandle {
         Self(inner.clone())
     }
 
-    /// Called once on each vCPU's thread `tid` before it runs the guest. A server registers the
-    /// threads of another process, of a vCPU that was unplugged none.
+    /// Called on each vCPU's thread `tid` before it runs the guest, once, or again when the vCPU was
+    /// unplugged and is plugged again. The thread is pinned. A server registers the threads of another
+    /// process.
     ///
     /// # Errors
-    /// [`PathError::NotClamped`] when the actuator refuses the thread, [`PathError::Source`] when
+    /// [`PathError::NotPinned`] when it can't run on its pCPUs, [`PathError::NotClamped`] when the actuator refuses the thread, [`PathError::Source`] when
     /// procfs doesn't show it, [`PathError::Backend`] when the path can't see its requests. The
     /// parts before that keep the thread; the guest must not start.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let inner = &self.0;
+        inner.pin(vcpu, tid)?;
         inner
             .device
             .actuator()
@@ -48,12 +54,55 @@ impl BridgeHandle {
             path.register_thread(vcpu, tid)?;
         }
         drop(active);
-        if let Some(slot) = inner.tids.get(vcpu.index()) {
-            // A vCPU has one thread.
-            let _ = slot.set(tid);
+        inner.set_thread(vcpu, Some(tid));
+        Ok(())
+    }
+
+    /// The vCPU is unplugged, and its thread has ended or ends next. The guest has withdrawn its
+    /// request before.
+    pub fn vcpu_unplugged(&self, vcpu: VcpuId) {
+        self.0.set_thread(vcpu, None);
+    }
+
+    /// What the device remembers of the guest, for a snapshot or a migration. No vCPU runs.
+    #[must_use]
+    pub fn save(&self) -> DeviceState {
+        let device = &self.0.device;
+        self.0.drain();
+        let mut state = device.save();
+        // A path may carry out requests without the device.
+        let vcpus = (0..).zip(self.snapshot().vcpus);
+        let mut requests = BTreeMap::new();
+        for (vcpu, of_vcpu) in vcpus {
+            if let Some(Khz(khz)) = of_vcpu.request.filter(|khz| khz.0 > 0) {
+                let domain = of_vcpu.domain.0;
+                requests
+                    .entry(domain)
+                    .or_insert(RequestState { domain, vcpu, khz });
+            }
         }
-        if let Some(has_thread) = inner.guest.threads.get(vcpu.index()) {
-            has_thread.store(true, Relaxed);
+        state.requests = requests.into_values().collect();
+        state
+    }
+
+    /// Adopts a state and applies the guest's requests on this host. All threads are registered, and
+    /// no vCPU has run. A refusal by the host counts as that of any request.
+    ///
+    /// # Errors
+    /// Why it is no state of this device; nothing has changed then.
+    pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
+        let inner = &self.0;
+        let checked = CheckedState::try_from(state.clone())?;
+        let by_backend = inner.active().backend.is_some();
+        if !by_backend {
+            return inner.device.restore(&checked);
+        }
+        inner.device.check_fits(&checked)?;
+        inner.device.restore(&checked.without_requests())?;
+        for request in &state.requests {
+            let page = u64::from(request.vcpu) * REGION_STRIDE;
+            let khz = request.khz.to_le_bytes();
+            inner.on_bus.write(page + REG_SET_PERF, &khz);
         }
         Ok(())
     }
@@ -78,10 +127,8 @@ impl BridgeHandle {
     pub fn reset(&self) {
         let inner = &self.0;
         // Pending requests are served first, so that the reset withdraws them too.
+        inner.drain();
         let active = inner.active();
-        if let Some(path) = &active.ioeventfd {
-            path.drain(&inner.device);
-        }
         if let Some((_, path)) = &active.backend {
             path.reset();
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::tune::Tunings;
 use vcpufreq_device::{PageMemory, RegisterPages, VcpuId};
-use vcpufreq_host::Tid;
+use vcpufreq_host::{Tid, is_within, pin};
 
 use super::backend::{Offered, RunningBackend};
 use super::config::BridgeConfig;
@@ -25,7 +25,8 @@ pub struct BridgeInner {
     /// The device on the bus, and what accesses get to that exit.
     region: Arc<dyn MmioDevice>,
     pub on_bus: Arc<SwappableDevice>,
-    pub tids: Box<[OnceLock<Tid>]>,
+    pins: Box<[Vec<u32>]>,
+    tids: Box<[Mutex<Option<Tid>>]>,
     path: Mutex<CurrentPath>,
     /// cur_perf in the pages is the device's to keep true.
     pub keeps_pages: AtomicBool,
@@ -67,7 +68,8 @@ impl BridgeInner {
             },
             on_bus: Arc::new(SwappableDevice::new(region.clone())),
             region,
-            tids: config.pins.iter().map(|_| OnceLock::new()).collect(),
+            pins: config.pins.clone().into(),
+            tids: config.pins.iter().map(|_| Mutex::default()).collect(),
             path: Mutex::default(),
             keeps_pages: AtomicBool::new(false),
             pages: OnceLock::new(),
@@ -89,7 +91,28 @@ impl BridgeInner {
     pub fn thread(&self, vcpu: VcpuId) -> Option<Tid> {
         let running = self.guest.threads.get(vcpu.index())?.load(Relaxed);
         let tid = self.tids.get(vcpu.index()).filter(|_| running)?;
-        tid.get().copied()
+        *tid.lock().ok()?
+    }
+
+    /// `tid` runs `vcpu` from now on; none does when it is `None`.
+    pub fn set_thread(&self, vcpu: VcpuId, tid: Option<Tid>) {
+        let slot = self.tids.get(vcpu.index());
+        if let Some(mut slot) = slot.and_then(|slot| slot.lock().ok()) {
+            *slot = tid;
+        }
+        if let Some(has_thread) = self.guest.threads.get(vcpu.index()) {
+            has_thread.store(tid.is_some(), Relaxed);
+        }
+    }
+
+    /// Pins a vCPU's thread, unless it is pinned: a SCHED_DEADLINE thread takes no affinity any more.
+    pub fn pin(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
+        let pcpus = self.pins.get(vcpu.index()).filter(|pin| !pin.is_empty());
+        let pinned = pcpus.map_or(Ok(()), |pcpus| match is_within(tid, pcpus)? {
+            true => Ok(()),
+            false => pin(tid, pcpus),
+        });
+        pinned.map_err(|error| PathError::NotPinned { vcpu, error })
     }
 
     pub fn start_best(
@@ -134,6 +157,13 @@ impl BridgeInner {
         self.start_ioeventfd().map(Some)
     }
 
+    /// Carries out requests that KVM has finished.
+    pub fn drain(&self) {
+        if let Some(path) = &self.active().ioeventfd {
+            path.drain(&self.device);
+        }
+    }
+
     /// Has the device store what guests read in `memory`, too.
     fn show(
         &self,
@@ -161,9 +191,9 @@ impl BridgeInner {
             Some(pages) => self.with_guest_pages(region, pages.clone()),
             None => region,
         });
-        for (vcpu, tid) in self.vcpus().zip(&self.tids) {
-            if let Some(tid) = tid.get() {
-                path.register_thread(vcpu, *tid);
+        for vcpu in self.vcpus() {
+            if let Some(tid) = self.thread(vcpu) {
+                path.register_thread(vcpu, tid);
             }
         }
         self.active().ioeventfd = Some(path);

@@ -35,10 +35,10 @@ use inner::{BridgeInner, CurrentPath};
 pub use ioeventfd::IoeventfdPlan;
 pub use snapshot::{AccessPath, BridgeSnapshot, Totals, VcpuSnapshot};
 
-/// A device with all that it needs while its guest runs.
+/// A device with all that it needs while its guest runs. Its threads end when it is dropped.
 pub struct Bridge {
     inner: Arc<BridgeInner>,
-    maintenance: MaintenanceThread,
+    maintenance: Option<MaintenanceThread>,
     size: u64,
 }
 
@@ -85,12 +85,12 @@ impl Bridge {
         };
         let tuned = inner.clone();
         Ok(Self {
-            maintenance: MaintenanceThread::start(
+            maintenance: Some(MaintenanceThread::start(
                 device.clone(),
                 &config.embedder,
                 look,
                 move || tuned.end_due_tunings(),
-            )?,
+            )?),
             inner,
             size,
         })
@@ -116,19 +116,32 @@ impl Bridge {
 
     /// Ends its threads; what was counted.
     #[must_use]
-    pub fn stop(self) -> Totals {
-        let inner = self.inner;
+    pub fn stop(mut self) -> Totals {
+        self.end();
+        Totals::of(&self.inner.device)
+    }
+
+    fn end(&mut self) {
+        let Some(maintenance) = self.maintenance.take() else {
+            return;
+        };
         {
-            let mut active = inner.active();
+            let mut active = self.inner.active();
+            active.offload = None;
             if let Some(path) = active.ioeventfd.take() {
-                path.stop(&inner.device);
+                path.stop(&self.inner.device);
             }
             let CurrentPath { backend, lost, .. } = &mut *active;
             for (_, path) in [backend, lost].into_iter().filter_map(Option::take) {
                 path.end();
             }
         }
-        self.maintenance.stop();
-        Totals::of(&inner.device)
+        maintenance.stop();
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        self.end();
     }
 }

@@ -200,9 +200,16 @@ impl DomainWrites {
         let request =
             |latest: SignalledWrite| device.write(latest.vcpu, WriteReg::SetPerf, latest.khz);
         if let Some(again) = self.in_hand.take() {
+            let mut bells = self.bells.iter_mut();
+            let bell = bells.find(|bell| (bell.vcpu, bell.khz) == (again.vcpu, again.khz));
+            if let Some(bell) = bell.filter(|bell| bell.unreported > 0) {
+                bell.unreported -= 1;
+                device.count_in_kernel(again.vcpu, 1);
+            }
             request(again);
         }
         let Some(latest) = self.take() else {
+            self.tell_rest(device);
             return true;
         };
         self.in_hand = Some(latest);
@@ -220,6 +227,17 @@ impl DomainWrites {
         self.in_hand = None;
         self.carried_out = Some(latest).filter(|_| more);
         !more
+    }
+
+    /// Reports what a thread that panicked had read and not reported.
+    fn tell_rest(&mut self, device: &Device<impl Actuator, impl Source, impl Events>) {
+        for bell in &mut self.bells {
+            let coalesced = std::mem::take(&mut bell.unreported);
+            if coalesced > 0 {
+                device.count_in_kernel(bell.vcpu, coalesced);
+                device.count_coalesced(bell.vcpu, coalesced);
+            }
+        }
     }
 
     /// Reports the unreported signals; returns whether `latest` is one of them. While there may be

@@ -5,10 +5,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use proptest::prelude::*;
-use vcpufreq_device::fakes::NullActuator;
-use vcpufreq_device::{ActuateError, Actuator, Clamp, DomainId, Event, VcpuId};
+use vcpufreq_device::fakes::{FixedSource, NullActuator};
+use vcpufreq_device::{ActuateError, Actuator, Clamp, Device, DomainId, Event, Events, VcpuId};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::fake_device::{FakeDevice, fake_device, requests};
@@ -193,6 +194,30 @@ fn what_a_thread_had_in_hand_is_carried_out_by_the_next_one() {
     dies(&mut bench);
     dies(&mut bench);
     assert!(bench.writes.drain(&panics));
+}
+
+/// Panics when requests that were overtaken are reported.
+#[derive(Default)]
+struct PanicsOnce(AtomicBool);
+
+impl Events for PanicsOnce {
+    fn record(&self, event: &Event) {
+        let is_it = matches!(event, Event::Coalesced { .. });
+        assert!(!is_it || self.0.swap(true, Relaxed), "as the test wants");
+    }
+}
+
+#[test]
+fn what_a_thread_had_read_is_counted_by_the_next_one() {
+    let mut bench = TestDomain::written(&[1, 1, 2, 2, 3]);
+    let config = fake_device(1, NullActuator).config().clone();
+    let (source, events) = (FixedSource::default(), PanicsOnce::default());
+    let device = Device::new(config, NullActuator, source, events).unwrap();
+    let drain = AssertUnwindSafe(|| bench.writes.drain(&device));
+    assert!(catch_unwind(drain).is_err());
+    assert!(bench.writes.drain(&device));
+    assert_eq!(device.counters(VCPU).unwrap().requests, 5);
+    assert_eq!(device.accesses(VCPU).unwrap().writes_in_kernel, 5);
 }
 
 /// A guest that writes while its writes are being emptied.

@@ -7,6 +7,7 @@
 //! passes the tracepoint first (`io_mem_abort`, arm64). Needs CAP_PERFMON and tracefs, not BPF.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 use vcpufreq_host::{HostRoot, Tid};
@@ -56,6 +57,8 @@ pub struct MmioTrace {
     fields: Fields,
     filter: String,
     threads: Box<[OnceLock<PerfEvent>]>,
+    /// A vCPU that was plugged again runs on a thread without a recorder.
+    lacks_a_thread: AtomicBool,
 }
 
 /// Offsets in the tracepoint's record.
@@ -84,6 +87,7 @@ impl MmioTrace {
             // KVM_TRACE_MMIO_WRITE
             filter: format!("type == 2 && len == 4 && gpa >= {base:#x} && gpa < {end:#x}"),
             threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
+            lacks_a_thread: AtomicBool::new(false),
         };
         // Whether it is permitted; taken back at once.
         trace.open(Tid::current())?;
@@ -99,13 +103,17 @@ impl MmioTrace {
     ///
     /// # Errors
     /// [`PathError::Refused`] with `EACCES` or `EPERM` (without CAP_PERFMON), `ESRCH` (the thread
-    /// has ended) or `EMFILE`; [`PathError::NotRecorded`] when the vCPU has a recorder already or
-    /// isn't there. As long as a vCPU has no recorder, [`WriteOrder::newest`] is `None`.
+    /// has ended) or `EMFILE`; [`PathError::NotRecorded`] when the vCPU has a recorder already, that
+    /// of a thread before it was unplugged, or isn't there. As long as a vCPU's thread has no
+    /// recorder, [`WriteOrder::newest`] is `None`.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let event = self.open(tid)?;
         match self.threads.get(vcpu.index()) {
             Some(slot) if slot.set(event).is_ok() => Ok(()),
-            _ => Err(PathError::NotRecorded { vcpu }),
+            _ => {
+                self.lacks_a_thread.store(true, Relaxed);
+                Err(PathError::NotRecorded { vcpu })
+            }
         }
     }
 }
@@ -117,6 +125,9 @@ impl WriteOrder for MmioTrace {
             vcpus.contains(&vcpu).then_some((vcpu, khz))
         };
         known.resize_with(self.threads.len(), Read::default);
+        if self.lacks_a_thread.load(Relaxed) {
+            return None;
+        }
         for (thread, read) in self.threads.iter().zip(known.iter_mut()) {
             // A thread that isn't recorded may have written last, in any vCPU's register.
             thread.get()?.catch_up(read, wanted);
@@ -157,6 +168,7 @@ impl FakeTrace {
                 fields: Fields::of(format, base)?,
                 filter: String::new(),
                 threads: rings?.into(),
+                lacks_a_thread: AtomicBool::new(false),
             },
             heads: vec![0; threads.into()],
         })
@@ -258,6 +270,7 @@ mod tests {
             },
             filter: String::new(),
             threads: [OnceLock::new(), OnceLock::new()].into(),
+            lacks_a_thread: AtomicBool::new(false),
         };
         let (mut first, mut second) = (Ring::new(), Ring::new());
         first.write(&record_of(10, &record(gpa, 1)));

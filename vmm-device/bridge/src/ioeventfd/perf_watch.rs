@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::{CpuList, HostRoot, Tid};
@@ -31,7 +31,7 @@ pub struct PerfWatch {
     /// The pCPUs that count, and the events of those that are online.
     pcpus: Vec<u32>,
     frequencies: Mutex<BTreeMap<u32, PerfEvent>>,
-    threads: Box<[OnceLock<PerfEvent>]>,
+    threads: Box<[Mutex<Option<PerfEvent>>]>,
     /// Makes KVM_RUN return, if the vCPUs are this process'.
     kick: Option<c_int>,
     embedder: Arc<dyn Embedder>,
@@ -55,7 +55,7 @@ impl PerfWatch {
             epoll: epoll.clone(),
             host: host.clone(),
             frequencies: Mutex::default(),
-            threads: (0..vcpus).map(|_| OnceLock::new()).collect(),
+            threads: (0..vcpus).map(|_| Mutex::default()).collect(),
             pcpus,
             kick,
             embedder: embedder.clone(),
@@ -124,9 +124,10 @@ impl PerfWatch {
             signalled.context("migrations can't be signalled")?;
         }
         hear(&self.epoll, &event)?;
-        if let Some(slot) = self.threads.get(vcpu.index()) {
-            // A vCPU has one thread.
-            let _ = slot.set(event);
+        let slot = self.threads.get(vcpu.index());
+        if let Some(mut slot) = slot.and_then(|slot| slot.lock().ok()) {
+            // That of a thread before it ends.
+            *slot = Some(event);
         }
         Ok(())
     }
