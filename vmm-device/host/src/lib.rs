@@ -6,6 +6,7 @@
 //! - [`ThreadActuator`]: `sched_setattr` on each thread of a domain.
 //! - [`choose`]: selects one of the two, with the reason. [`HostActuator`] is either.
 //! - [`HostCpus`]: online CPUs, capacities, policies and operating points.
+//! - [`mirror()`]: vCPUs as the pCPUs that they are pinned to.
 //! - [`ReferenceRule`]: the frequency that a capacity refers to.
 //! - [`floors()`]: the frequencies below which no clamp brings a busy CPU.
 //! - [`CpuList`], [`SchedAttr`], [`Tid`]: the kernel's lists of CPUs, scheduling attributes and
@@ -30,6 +31,7 @@ mod host_thread;
 #[cfg(test)]
 mod kernel_tests;
 mod limits;
+mod mirror;
 mod opp_node;
 mod partition;
 mod placement;
@@ -59,6 +61,7 @@ pub use energy_model::ENERGY_MODEL_DIR;
 pub use floors::{Floor, PolicyFloor, Reserved, SCHED_DEBUG, floors};
 pub use host_cpus::{CAPACITY_SCALE, CpufreqPolicy, HostCpus, Pcpu};
 pub use host_thread::HostThread;
+pub use mirror::{MirrorError, mirror};
 pub use opp_node::HostOpp;
 pub use partition::PartitionGroups;
 pub use placement::Placement;
