@@ -83,6 +83,7 @@ pub fn start(
         let mut poll = libc::pollfd { fd: lost.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd.
         while unsafe { libc::poll(&mut poll, 1, -1) } < 1 {}
+        // Also signalled at the end; by exits nothing is lost any more.
         running().iter_mut().for_each(|(_, attachment)| attachment.fall_back());
     })?;
     Ok(Arc::new(Registers(bus)))
@@ -91,6 +92,7 @@ pub fn start(
 /// Called when the virtual machine has ended.
 pub fn stop() {
     if let Some((bridge, attachment)) = running().take() {
+        attachment.lost().map(|lost| lost.write(1));
         drop(attachment);
         log::info!("cpufreq: {:?}", bridge.stop().counters);
     }

@@ -77,6 +77,26 @@ struct BpfPath {
     worker: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// Loses the path when the worker has died, or has never begun.
+struct ReportPanic(Option<Arc<Shared>>);
+
+impl ReportPanic {
+    fn new(shared: &Arc<Shared>) -> Self {
+        Self(Some(shared.clone()))
+    }
+
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for ReportPanic {
+    fn drop(&mut self) {
+        let lost = self.0.iter();
+        lost.for_each(|shared| shared.lose("the thread that carries out requests has died"));
+    }
+}
+
 struct Shared {
     host: Arc<HostBpf>,
     module: Option<HostModule>,
@@ -222,7 +242,8 @@ impl BpfBackend {
         });
         let offload = shared.offload(guest);
         let working = shared.clone();
-        let body = Box::new(move || working.work(&worker));
+        let last_words = ReportPanic::new(&shared);
+        let body = Box::new(move || working.work(&worker, last_words));
         let thread = embedder
             .spawn(BridgeThread::Requests, body)
             .context("can't start the thread that carries out requests")?;

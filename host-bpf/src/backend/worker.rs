@@ -13,7 +13,7 @@ use vcpufreq_device::{
 };
 
 use super::events::refusal;
-use super::{Shared, WatchedVcpu};
+use super::{ReportPanic, Shared, WatchedVcpu};
 use crate::loss_detector::LossDetector;
 use crate::{ApplyOutcome, BpfEvent, BpfPages, WorkerEvents, WorkerRequest};
 
@@ -55,14 +55,13 @@ impl Shared {
     }
 
     /// The worker: what the programs leave to it, until it is stopped.
-    pub(super) fn work(&self, worker: &WorkerEvents) {
+    pub(super) fn work(&self, worker: &WorkerEvents, last_words: ReportPanic) {
         // Best effort: without these it is a thread like any other.
         let _ = vcpufreq_host::stay_off(&self.pcpus_of_vcpus);
         let _ = vcpufreq_host::clamp_current_thread_to_zero();
         self.embedder.on_thread(BridgeThread::Requests);
-        let last_words = ReportPanic(self);
         match self.serve(worker) {
-            Ok(()) => std::mem::forget(last_words),
+            Ok(()) => last_words.disarm(),
             Err(error) => self.lose(error),
         }
     }
@@ -472,13 +471,4 @@ impl Shared {
 
 fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Reports a panic of the worker.
-struct ReportPanic<'a>(&'a Shared);
-
-impl Drop for ReportPanic<'_> {
-    fn drop(&mut self) {
-        self.0.lose("the thread that carries out requests has died");
-    }
 }

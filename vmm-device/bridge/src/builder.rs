@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use vcpufreq_device::{ConfigError, Device, DeviceConfig};
 use vcpufreq_host::{
-    ActuatorKind, CgroupError, HostActuator, HostRoot, KernelTree, SourceSetupError, SysfsSource,
-    uclamp_available,
+    ActuatorKind, CgroupError, HostActuator, HostRoot, KernelTree, NEEDS_UCLAMP, SourceSetupError,
+    SysfsSource, uclamp_available,
 };
 
 use crate::bridge::{Backend, Bridge, BridgeConfig, IoeventfdPlan, Offered};
@@ -38,6 +38,14 @@ pub enum StartError {
     /// The host's cgroups.
     #[error(transparent)]
     Cgroups(#[from] CgroupError),
+    /// The pins are not those of the vCPUs.
+    #[error("{pins} lists of pCPUs for {vcpus} vCPUs")]
+    Pins {
+        /// The lists.
+        pins: usize,
+        /// The vCPUs.
+        vcpus: usize,
+    },
     /// The threads, or a path.
     #[error(transparent)]
     Path(#[from] PathError),
@@ -118,9 +126,17 @@ impl BridgeBuilder {
     /// # Errors
     /// What the host or the configuration lacks; nothing of it is left then.
     pub fn start(self) -> Result<Bridge, StartError> {
+        let (pins, vcpus) = (self.config.pins.len(), self.device.vcpus.len());
+        if pins != vcpus {
+            return Err(StartError::Pins { pins, vcpus });
+        }
         let kind = self.actuator.unwrap_or_else(|| match uclamp_available() {
             Ok(()) => ActuatorKind::Thread,
-            Err(_) => ActuatorKind::Nothing,
+            Err(error) => {
+                let embedder = &self.config.embedder;
+                embedder.warn(&format!("requests have no effect: {error}; {NEEDS_UCLAMP}"));
+                ActuatorKind::Nothing
+            }
         });
         self.device.check()?;
         let count = u16::try_from(self.device.vcpus.len()).unwrap_or(u16::MAX);

@@ -42,7 +42,8 @@ impl BridgeThread {
 /// What a thread of a bridge does, to its end.
 pub type BridgeWork = Box<dyn FnOnce() + Send>;
 
-/// The program that has a bridge.
+/// The program that has a bridge. No method calls a [`BridgeHandle`](crate::BridgeHandle): the caller
+/// may hold its lock.
 ///
 /// A thread that it confines still uses what is open, reads files below `/sys/devices/system/cpu`
 /// (pCPUs and cpufreq drivers come and go), and sets affinity and clamps of the vCPUs' threads.
@@ -55,7 +56,7 @@ pub trait Embedder: Debug + Send + Sync {
     fn explain(&self, _text: &str) {}
 
     /// Starts a thread that runs `body`. A VMM whose threads are confined from their start does that
-    /// here, before `body`.
+    /// here, before `body`; its filter kills the process, not the thread.
     ///
     /// # Errors
     /// As pthread_create(3): `EAGAIN`. The bridge, or the path, isn't started then.

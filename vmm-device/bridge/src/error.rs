@@ -3,7 +3,7 @@
 
 use std::io;
 
-use vcpufreq_device::{PagesError, VcpuId};
+use vcpufreq_device::{PagesError, StateError, VcpuId};
 use vcpufreq_host::SourceSetupError;
 
 /// A backend's error.
@@ -49,6 +49,9 @@ pub enum PathError {
     /// The register pages can't be the device's.
     #[error(transparent)]
     Pages(#[from] PagesError),
+    /// A saved state isn't one of this device.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// The source can't have the thread of a vCPU.
     #[error(transparent)]
     Source(#[from] SourceSetupError),

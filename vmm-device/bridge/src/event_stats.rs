@@ -54,7 +54,7 @@ pub enum HostEvent {
 }
 
 /// Gets each event as it happens, such as for a file. Like the device's [`Events`], it neither
-/// blocks nor panics.
+/// blocks nor panics, and it calls no [`BridgeHandle`](crate::BridgeHandle).
 pub trait EventSink: Events + Debug {
     /// `event` has happened at `t_ns` (CLOCK_MONOTONIC) on thread `tid`.
     fn record_at(&self, event: &Event, t_ns: u64, tid: i32);

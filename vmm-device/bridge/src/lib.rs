@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls` it is `KvmSlot`) and [`Embedder`],
-//! calls [`Bridge::start`], and puts [`Bridge::mmio`] on its bus. It reports its threads, resets
+//! calls [`Bridge::builder`], and puts [`Bridge::mmio`] on its bus. It reports its threads, resets
 //! and end to a [`BridgeHandle`].
 //!
 //! [`BridgeHandle::attach`] takes the virtual machine, because a reset may make a new one. When

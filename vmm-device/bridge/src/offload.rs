@@ -231,7 +231,7 @@ impl InstalledOffload {
         let doorbells = self.disconnect();
         let slot = self.offload.slot().filter(|_| self.shown);
         let unmapped = slot.map_or(Ok(()), |slot| self.vm.unmap(slot));
-        self.shown = false;
+        self.shown &= unmapped.is_err();
         self.publish_state();
         match (doorbells, unmapped) {
             (0, Ok(())) => Ok(()),
@@ -293,27 +293,23 @@ impl InstalledOffload {
         let event = event.map_err(|error| format!("can't make an eventfd ({error})"))?;
         let unused = IoEventFd {
             address: self.offload.base,
-            value: Some(u32::MAX),
+            // As the doorbells, of a value or of any.
+            value: self.offload.doorbells[0].value.map(|_| u32::MAX),
             event: &event,
         };
+        let keeps = |error| {
+            format!(
+                "KVM keeps ioeventfds ({error}): each request exits to the VMM; \
+                 KvmVm::remove_ioeventfd must pass the value that was added"
+            )
+        };
+        self.vm.add_ioeventfd(unused).map_err(|error| {
+            format!("KVM refused an ioeventfd ({error}): each request exits to the VMM")
+        })?;
+        self.vm.remove_ioeventfd(unused).map_err(keeps)?;
         // KVM refuses the second one if the first one is left.
-        for _ in 0..2 {
-            let refused = self.vm.add_ioeventfd(unused);
-            refused.map_err(|error| {
-                format!(
-                    "KVM refused an ioeventfd ({error}): each request exits to the VMM; see \
-                     vcpufreq doctor"
-                )
-            })?;
-            let kept = self.vm.remove_ioeventfd(unused);
-            kept.map_err(|error| {
-                format!(
-                    "KVM keeps ioeventfds ({error}): each request exits to the VMM; \
-                     KvmVm::remove_ioeventfd must pass the value that was added"
-                )
-            })?;
-        }
-        Ok(())
+        self.vm.add_ioeventfd(unused).map_err(keeps)?;
+        self.vm.remove_ioeventfd(unused).map_err(keeps)
     }
 
     fn publish_state(&self) {
@@ -329,6 +325,16 @@ impl InstalledOffload {
         let kept = removed.filter(Result::is_err).count();
         self.connected = 0;
         kept
+    }
+}
+
+impl Drop for InstalledOffload {
+    fn drop(&mut self) {
+        let slot = self.offload.slot().filter(|_| self.shown);
+        if slot.is_some_and(|slot| self.vm.unmap(slot).is_err()) {
+            // The guest still reads there.
+            std::mem::forget(self.offload.clone());
+        }
     }
 }
 
@@ -352,9 +358,10 @@ pub enum DetachError {
     },
 }
 
-/// Ends a path that was lost, with what KVM did not give back of it. Returns what replaces it, if
+/// Ends the path that was lost, with what KVM did not give back of it. Returns what replaces it, if
 /// anything.
-pub type NextOffload = Box<dyn Fn(Result<(), DetachError>) -> Option<Arc<KvmOffload>> + Send>;
+pub type NextOffload =
+    Box<dyn Fn(&Arc<KvmOffload>, Result<(), DetachError>) -> Option<Arc<KvmOffload>> + Send>;
 /// Receives what KVM refuses.
 pub type RefusalHandler = Box<dyn Fn(&str) + Send>;
 
@@ -384,7 +391,8 @@ impl Attachment {
         }
     }
 
-    /// Readable when [`Self::fall_back`] is to be called; `None` when all accesses exit.
+    /// Readable when [`Self::fall_back`] is to be called, behind which there is another one; `None`
+    /// when all accesses exit.
     #[must_use]
     pub fn lost(&self) -> Option<&EventFd> {
         self.attached.as_ref().map(InstalledOffload::lost)
@@ -393,7 +401,8 @@ impl Attachment {
     /// Detaches the current offload and attaches the next one.
     pub fn fall_back(&mut self) {
         if let Some(mut attached) = self.attached.take() {
-            let next = (self.next)(attached.detach());
+            let detached = attached.detach();
+            let next = (self.next)(&attached.offload, detached);
             self.attached = next.map(|next| {
                 next.succeed();
                 next.attach(&self.vm, &*self.warn)

@@ -83,7 +83,7 @@ fn attached(vm: &Arc<FakeVm>) -> (Attachment, Arc<KvmOffload>, Arc<Mutex<Vec<Str
     let attachment = Attachment::new(
         vm.clone(),
         Some(&offload),
-        Box::new(|_| None),
+        Box::new(|_, _| None),
         Box::new(move |text| warnings.lock().unwrap().push(text.to_owned())),
     );
     (attachment, offload, said)

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The system calls that the library makes on a VMM's threads and its own, for filters (seccomp(2)).
-//! Start and end of a bridge aren't in them, nor what each thread of a Rust program makes: memory,
-//! locks, clocks, `write` and `exit`.
+//! They are those of a program with the GNU C library, without the path `bpf`. Not in them is what each
+//! thread of a Rust program makes: memory, locks, clocks, `close`, `write` and `exit`. Nor is what starts
+//! and ends a bridge, and the new path in [`fall_back`](crate::Attachment::fall_back): threads, files,
+//! eventfds, epoll sets and perf events.
 
 /// On a vCPU's thread: an access that exits, and [`vcpu_moved`](crate::BridgeHandle::vcpu_moved).
 /// `register_thread` comes before the filter.

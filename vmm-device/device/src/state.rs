@@ -121,15 +121,6 @@ impl TryFrom<DeviceState> for CheckedState {
     }
 }
 
-impl CheckedState {
-    /// The same of a guest that requests nothing.
-    #[must_use]
-    pub fn without_requests(&self) -> Self {
-        let (vcpus, requests) = (self.0.vcpus.clone(), Vec::new());
-        Self(DeviceState { vcpus, requests })
-    }
-}
-
 impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// What the device remembers now. Consistent when no vCPU runs meanwhile.
     #[must_use]
@@ -159,8 +150,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     /// # Errors
     /// Why the state is not one of this device; nothing is changed then.
     pub fn restore(&self, state: &CheckedState) -> Result<(), StateError> {
-        self.check_fits(state)?;
         let CheckedState(state) = state;
+        self.check_fits(state)?;
         for (page, saved) in self.vcpus.iter().zip(&state.vcpus) {
             page.selected.store(saved.perftbl_sel, Relaxed);
             page.cur_perf.store(saved.cur_perf_khz, Relaxed);
@@ -178,12 +169,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         Ok(())
     }
 
-    /// Checks that it is a state of this device.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn check_fits(&self, state: &CheckedState) -> Result<(), StateError> {
-        let CheckedState(state) = state;
+    fn check_fits(&self, state: &DeviceState) -> Result<(), StateError> {
         let (count, expected) = (state.vcpus.len(), self.vcpus.len());
         if count != expected {
             return Err(StateError::OtherDevice { count, expected });

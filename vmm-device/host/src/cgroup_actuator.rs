@@ -182,6 +182,11 @@ impl CgroupActuator {
         prepare_thread(self.threads.register(vcpu, thread)?)
     }
 
+    /// The thread of `vcpu` has ended, or ends next.
+    pub fn unregister_thread(&self, vcpu: VcpuId) {
+        self.threads.unregister(vcpu);
+    }
+
     /// Reads from the kernel which threads are SCHED_DEADLINE; requests use the result. Returns the
     /// vCPUs whose thread no longer is: their requests had no effect.
     pub fn refresh_deadline_threads(&self) -> Vec<VcpuId> {

@@ -263,6 +263,15 @@ impl HostActuator {
         }
     }
 
+    /// The thread of `vcpu` has ended, or ends next.
+    pub fn unregister_thread(&self, vcpu: VcpuId) {
+        match &self.on {
+            On::Groups(actuator) => actuator.unregister_thread(vcpu),
+            On::Threads(actuator) => actuator.unregister_thread(vcpu),
+            On::Nothing => {}
+        }
+    }
+
     /// Reads from the kernel which threads are SCHED_DEADLINE; uclamp does not apply to them. A
     /// request relies on the last call, so call this periodically. Returns the vCPUs whose thread
     /// has left SCHED_DEADLINE: pass them to [`Device::apply_again`](vcpufreq_device::Device::apply_again).

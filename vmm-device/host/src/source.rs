@@ -219,6 +219,14 @@ impl SysfsSource {
         Ok(())
     }
 
+    /// The thread of `vcpu` has ended, or ends next.
+    pub fn unregister_thread(&self, vcpu: VcpuId) {
+        let slot = self.threads.get(vcpu.index());
+        if let Some(mut thread) = slot.and_then(|slot| slot.write().ok()) {
+            *thread = None;
+        }
+    }
+
     /// An offline pCPU has the frequency of its policy while other CPUs of that are online, but
     /// Linux removes its `cpu_capacity` (`drivers/base/arch_topology.c`): then it isn't known.
     fn open(&self, pcpu: u32, online: bool) -> io::Result<PcpuFrequency> {

@@ -68,6 +68,11 @@ impl ThreadActuator {
         prepare_thread(self.threads.register(vcpu, thread)?)
     }
 
+    /// The thread of `vcpu` has ended, or ends next.
+    pub fn unregister_thread(&self, vcpu: VcpuId) {
+        self.threads.unregister(vcpu);
+    }
+
     /// Reads from the kernel which threads are SCHED_DEADLINE; requests use the result. Returns the
     /// vCPUs whose thread no longer is: their requests had no effect.
     pub fn refresh_deadline_threads(&self) -> Vec<VcpuId> {
@@ -245,6 +250,17 @@ impl DomainThreads {
         slot.tid()
     }
 
+    /// The vCPU has no thread any more.
+    pub fn unregister(&self, vcpu: VcpuId) {
+        if let Some(slot) = self.of_vcpus.get(vcpu.index()) {
+            slot.is_registered.store(false, Relaxed);
+            if let Ok(mut thread) = slot.thread.write() {
+                *thread = None;
+            }
+            slot.clamp.put(None);
+        }
+    }
+
     pub fn domain(&self, vcpu: VcpuId) -> Option<DomainId> {
         let slot = self.of_vcpus.get(vcpu.index());
         slot.map(|thread| thread.domain)
@@ -305,6 +321,18 @@ mod tests {
             last.put(Some(Clamp { min, max }));
             assert_eq!(last.get(), Some(Clamp { min, max }));
         }
+    }
+
+    #[test]
+    fn an_unplugged_vcpu_has_no_thread() {
+        let threads = DomainThreads::new(&[DOMAIN]);
+        let registered = threads.register(VcpuId(0), HostThread::own(Tid::current()));
+        assert!(registered.is_ok());
+        assert_eq!(threads.check_applies(DOMAIN), Ok(()));
+        threads.unregister(VcpuId(0));
+        let none = ActuateError::NoThread { domain: DOMAIN };
+        assert_eq!(threads.check_applies(DOMAIN), Err(none));
+        assert_eq!(threads.clampable(DOMAIN).count(), 0);
     }
 
     /// A request doesn't query the policy: the result of the last look counts.

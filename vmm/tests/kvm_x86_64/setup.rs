@@ -221,7 +221,7 @@ pub fn cpufreq(
         Attachment::new(
             Arc::new(vm),
             current.as_ref(),
-            Box::new(move |detached| {
+            Box::new(move |_, detached| {
                 detached.unwrap();
                 of_lost.lost.fetch_add(1, Ordering::SeqCst);
                 of_lost.do_also();

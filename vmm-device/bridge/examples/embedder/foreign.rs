@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::{fs, io};
 
-use kvm_bindings::{kvm_regs, kvm_userspace_memory_region};
+#[cfg(target_arch = "x86_64")]
+use kvm_bindings::kvm_regs;
+use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 use vcpufreq_bridge::{Attachment, Bridge, BridgeHandle, EventSink, HostEvent, PageMapping};
@@ -24,7 +26,9 @@ pub const TABLE_KHZ: [u32; 2] = [600_000, 1_800_000];
 /// Guest address of the first register.
 const BASE: u64 = 0x0a00_0000;
 /// Of two requests each.
+#[cfg(target_arch = "x86_64")]
 const TURNS: u64 = 300_000;
+#[cfg(target_arch = "x86_64")]
 const CODE: u64 = 0x1000;
 
 /// Writes to the VMM's log.
@@ -44,7 +48,7 @@ pub trait BusDevice: Send + Sync {
 pub trait Hypervisor: Send + Sync {
     /// Of the memory slot for devices; with 0 bytes it is free again.
     fn set_memory(&self, guest: u64, host: u64, size: u64, flags: u32) -> io::Result<()>;
-    /// Writes of four bytes at `at` signal `event`; `None`: of any value.
+    /// Writes of four bytes of `value` at `at` signal `event`; `None`: any writes.
     fn register_ioevent(&self, event: &EventFd, at: u64, value: Option<u32>) -> io::Result<()>;
     /// They do so no longer.
     fn unregister_ioevent(&self, event: &EventFd, at: u64, value: Option<u32>) -> io::Result<()>;
@@ -185,6 +189,12 @@ fn ram(vm: &VmFd) -> anyhow::Result<PageMapping> {
     Ok(ram)
 }
 
+#[cfg(not(target_arch = "x86_64"))]
+fn vcpu(_: &VmFd) -> anyhow::Result<VcpuFd> {
+    anyhow::bail!("the guest of this example is for x86-64")
+}
+
+#[cfg(target_arch = "x86_64")]
 fn vcpu(vm: &VmFd) -> anyhow::Result<VcpuFd> {
     let vcpu = vm.create_vcpu(0)?;
     let mut sregs = vcpu.get_sregs()?;
@@ -286,7 +296,7 @@ fn one(kvm: &Kvm, bridge: Bridge, ignores_values: bool) -> anyhow::Result<Device
     let fell_back = until_halted(thread, &mut attachment)?;
     PANIC.store(false, SeqCst);
 
-    let state = handle.save();
+    let state = handle.save()?;
     handle.vcpu_unplugged(VcpuId(0));
     let unplugged = handle.snapshot().vcpus[0].thread.is_none();
     let again = handle.clone();

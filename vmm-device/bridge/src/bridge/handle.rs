@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the threads of a virtual machine tell its bridge, and ask it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use vcpufreq_device::{
-    CheckedState, DeviceState, Khz, REG_SET_PERF, REGION_STRIDE, RequestState, StateError, VcpuId,
-};
+use vcpufreq_device::{CheckedState, DeviceState, VcpuId};
 use vcpufreq_host::Tid;
 
 use super::inner::BridgeInner;
 use super::snapshot::BridgeSnapshot;
 use crate::error::PathError;
-use crate::mmio_device::MmioDevice as _;
 use crate::offload::{Attachment, DetachError, KvmOffload, KvmVm};
 
 /// A bridge, for the threads of its virtual machine.
@@ -62,49 +58,31 @@ impl BridgeHandle {
     /// request before.
     pub fn vcpu_unplugged(&self, vcpu: VcpuId) {
         self.0.set_thread(vcpu, None);
+        self.0.device.actuator().unregister_thread(vcpu);
+        self.0.device.source().unregister_thread(vcpu);
     }
 
-    /// What the device remembers of the guest, for a snapshot or a migration. No vCPU runs.
-    #[must_use]
-    pub fn save(&self) -> DeviceState {
-        let device = &self.0.device;
+    /// What the device remembers of the guest, for a snapshot or a migration. No vCPU runs. In shared
+    /// memory the guest's requests are part of that memory.
+    ///
+    /// # Errors
+    /// [`PathError::Missing`] by another path than `ioeventfd` and exits.
+    pub fn save(&self) -> Result<DeviceState, PathError> {
+        self.0.has_no_backend()?;
         self.0.drain();
-        let mut state = device.save();
-        // A path may carry out requests without the device.
-        let vcpus = (0..).zip(self.snapshot().vcpus);
-        let mut requests = BTreeMap::new();
-        for (vcpu, of_vcpu) in vcpus {
-            if let Some(Khz(khz)) = of_vcpu.request.filter(|khz| khz.0 > 0) {
-                let domain = of_vcpu.domain.0;
-                requests
-                    .entry(domain)
-                    .or_insert(RequestState { domain, vcpu, khz });
-            }
-        }
-        state.requests = requests.into_values().collect();
-        state
+        Ok(self.0.device.save())
     }
 
     /// Adopts a state and applies the guest's requests on this host. All threads are registered, and
     /// no vCPU has run. A refusal by the host counts as that of any request.
     ///
     /// # Errors
-    /// Why it is no state of this device; nothing has changed then.
-    pub fn restore(&self, state: &DeviceState) -> Result<(), StateError> {
-        let inner = &self.0;
+    /// As [`Self::save`]; [`PathError::State`] when it is no state of this device. Nothing has changed
+    /// then.
+    pub fn restore(&self, state: &DeviceState) -> Result<(), PathError> {
+        self.0.has_no_backend()?;
         let checked = CheckedState::try_from(state.clone())?;
-        let by_backend = inner.active().backend.is_some();
-        if !by_backend {
-            return inner.device.restore(&checked);
-        }
-        inner.device.check_fits(&checked)?;
-        inner.device.restore(&checked.without_requests())?;
-        for request in &state.requests {
-            let page = u64::from(request.vcpu) * REGION_STRIDE;
-            let khz = request.khz.to_le_bytes();
-            inner.on_bus.write(page + REG_SET_PERF, &khz);
-        }
-        Ok(())
+        Ok(self.0.device.restore(&checked)?)
     }
 
     /// Called on a vCPU's thread before it runs the guest on another pCPU than before: what the
@@ -150,19 +128,28 @@ impl BridgeHandle {
         Attachment::new(
             Arc::new(vm),
             offload.as_ref(),
-            Box::new(move |detached| bridge.path_lost(&detached)),
+            Box::new(move |lost, detached| bridge.path_lost(lost, &detached)),
             Box::new(move |text| warnings.warn(text)),
         )
     }
 
-    /// Ends the path that was lost; `detached`: whether KVM's part of it was taken back. What KVM is
+    /// Ends the path that was `lost`; `detached`: whether KVM's part of it was taken back. What KVM is
     /// to do from now on, if anything.
-    fn path_lost(&self, detached: &Result<(), DetachError>) -> Option<Arc<KvmOffload>> {
+    fn path_lost(
+        &self,
+        lost: &Arc<KvmOffload>,
+        detached: &Result<(), DetachError>,
+    ) -> Option<Arc<KvmOffload>> {
         if let Err(error) = detached {
             self.0.guest.embedder.warn(&error.to_string());
         }
         let (backend, ioeventfd) = {
             let mut active = self.0.active();
+            let current = active.offload.as_ref();
+            if current.is_none_or(|current| !Arc::ptr_eq(current, lost)) {
+                // Another attachment has fallen back, or the bridge has ended.
+                return current.cloned();
+            }
             active.offload = None;
             (active.backend.take(), active.ioeventfd.take())
         };

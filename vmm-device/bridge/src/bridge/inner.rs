@@ -41,6 +41,8 @@ pub struct CurrentPath {
     pub backend: Option<NamedBackend>,
     pub ioeventfd: Option<IoeventfdPath>,
     pub lost: Option<NamedBackend>,
+    /// No path is started any more.
+    pub ended: bool,
     /// What KVM is to do.
     pub offload: Option<Arc<KvmOffload>>,
     pub tunings: Tunings,
@@ -124,10 +126,11 @@ impl BridgeInner {
             let name = backend.name();
             match backend.start(&self.device, &self.guest) {
                 Ok((path, offload)) => {
-                    self.show(
-                        path.memory(),
-                        offload.as_ref().and_then(|kvm| kvm.pages.clone()),
-                    )?;
+                    let pages = offload.as_ref().and_then(|kvm| kvm.pages.clone());
+                    if let Err(error) = self.show(path.memory(), pages) {
+                        path.end();
+                        return Err(error);
+                    }
                     self.on_bus.exchange(path.region(self.region.clone()));
                     self.keeps_pages.store(!path.keeps_cur_perf(), Relaxed);
                     self.active().backend = Some((name, path));
@@ -155,6 +158,16 @@ impl BridgeInner {
             self.show(Box::new(pages.clone()), Some(pages))?;
         }
         self.start_ioeventfd().map(Some)
+    }
+
+    /// Whether the device alone has the guest's requests.
+    pub fn has_no_backend(&self) -> Result<(), PathError> {
+        match &self.active().backend {
+            None => Ok(()),
+            Some(_) => Err(PathError::Missing(
+                "this path can't save and restore a guest; take ioeventfd",
+            )),
+        }
     }
 
     /// Carries out requests that KVM has finished.
@@ -196,7 +209,14 @@ impl BridgeInner {
                 path.register_thread(vcpu, tid);
             }
         }
-        self.active().ioeventfd = Some(path);
+        let mut active = self.active();
+        if active.ended {
+            drop(active);
+            path.stop(&self.device);
+            return Err(PathError::Missing("the bridge has ended"));
+        }
+        active.ioeventfd = Some(path);
+        drop(active);
         self.keeps_pages.store(true, Relaxed);
         Ok(offload)
     }

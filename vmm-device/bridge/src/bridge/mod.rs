@@ -84,16 +84,19 @@ impl Bridge {
             }
         };
         let tuned = inner.clone();
-        Ok(Self {
-            maintenance: Some(MaintenanceThread::start(
-                device.clone(),
-                &config.embedder,
-                look,
-                move || tuned.end_due_tunings(),
-            )?),
+        // It ends the path if this fails.
+        let mut bridge = Self {
+            maintenance: None,
             inner,
             size,
-        })
+        };
+        bridge.maintenance = Some(MaintenanceThread::start(
+            device.clone(),
+            &config.embedder,
+            look,
+            move || tuned.end_due_tunings(),
+        )?);
+        Ok(bridge)
     }
 
     /// For the threads of the virtual machine.
@@ -122,21 +125,29 @@ impl Bridge {
     }
 
     fn end(&mut self) {
-        let Some(maintenance) = self.maintenance.take() else {
-            return;
-        };
-        {
+        let (ioeventfd, backends) = {
             let mut active = self.inner.active();
+            active.ended = true;
             active.offload = None;
-            if let Some(path) = active.ioeventfd.take() {
-                path.stop(&self.inner.device);
-            }
-            let CurrentPath { backend, lost, .. } = &mut *active;
-            for (_, path) in [backend, lost].into_iter().filter_map(Option::take) {
-                path.end();
-            }
+            let CurrentPath {
+                ioeventfd,
+                backend,
+                lost,
+                ..
+            } = &mut *active;
+            (ioeventfd.take(), [backend.take(), lost.take()])
+        };
+        // Without the lock: their threads have the embedder's calls in them.
+        if let Some(path) = ioeventfd {
+            path.stop(&self.inner.device);
         }
-        maintenance.stop();
+        for (_, path) in backends.into_iter().flatten() {
+            path.end();
+        }
+        self.maintenance
+            .take()
+            .into_iter()
+            .for_each(MaintenanceThread::stop);
     }
 }
 

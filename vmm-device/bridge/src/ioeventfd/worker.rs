@@ -84,7 +84,7 @@ impl Worker {
         let lost = Arc::new(event().context("can't make an eventfd")?);
         let turns = Turns::new(plan, &stop).context("can't watch the guest's requests")?;
         let epoll = turns.epoll.clone();
-        let last_words = SignalLost(lost.clone());
+        let last_words = SignalLost(Some(lost.clone()));
         let embedder = turns.plan.embedder.clone();
         let body = Box::new(move || last_words.unless_stopped(|| turns.run()));
         let thread = embedder
@@ -120,15 +120,23 @@ impl Drop for Worker {
     }
 }
 
-/// Signals that the worker has ended without a stop.
-struct SignalLost(Arc<EventFd>);
+/// Signals that the worker has ended without a stop, or has never begun.
+struct SignalLost(Option<Arc<EventFd>>);
 
 impl SignalLost {
-    fn unless_stopped(&self, run: impl FnOnce() -> std::io::Result<()>) {
+    fn unless_stopped(mut self, run: impl FnOnce() -> std::io::Result<()>) {
         let ended = catch_unwind(AssertUnwindSafe(run));
-        if !matches!(ended, Ok(Ok(()))) {
+        if matches!(ended, Ok(Ok(()))) {
+            self.0 = None;
+        }
+    }
+}
+
+impl Drop for SignalLost {
+    fn drop(&mut self) {
+        if let Some(lost) = &self.0 {
             // As above.
-            let _ = self.0.write(1);
+            let _ = lost.write(1);
         }
     }
 }
@@ -266,5 +274,44 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
     fn keep_out_of_the_way(&self) {
         let _ = vcpufreq_host::stay_off(&self.plan.avoid);
         let _ = vcpufreq_host::clamp_current_thread_to_zero();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use vcpufreq_device::fakes::NullActuator;
+
+    use super::super::PendingWrites;
+    use super::super::fake_device::fake_device;
+    use super::*;
+    use crate::embedder::BridgeWork;
+
+    /// Its threads end before they begin, as one that can't be confined.
+    #[derive(Debug)]
+    struct Confines;
+
+    impl Embedder for Confines {
+        fn warn(&self, _: &str) {}
+
+        fn spawn(&self, _: BridgeThread, body: BridgeWork) -> std::io::Result<JoinHandle<()>> {
+            thread::Builder::new().spawn(move || drop(body))
+        }
+    }
+
+    #[test]
+    fn a_worker_that_never_began_is_lost() {
+        let worker = Worker::start(WorkerParts {
+            requests: PendingWrites::new(vec![], vec![]),
+            device: fake_device(1, NullActuator),
+            vcpus: [AtomicBool::new(true)].into(),
+            avoid: Vec::new(),
+            embedder: Arc::new(Confines),
+            run_watch: None,
+        });
+        let mut worker = worker.unwrap();
+        worker.thread.take().unwrap().join().unwrap();
+        assert_eq!(worker.lost().read().unwrap(), 1);
     }
 }
