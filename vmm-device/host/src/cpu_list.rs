@@ -10,7 +10,8 @@ use thiserror::Error;
 /// CPU numbers, rising and without doubles, in the kernel's list syntax: `0,2-3`.
 ///
 /// As text: decimal numbers up to 65,535 and ranges of them, in any order, separated by commas,
-/// with white space around the whole. Empty text is the empty set.
+/// with white space around the whole. Empty text is the empty set. Some kernels (5.15) end the
+/// lists and masks of `topology/` with a NUL, which is left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CpuList(Vec<u32>);
 
@@ -25,7 +26,7 @@ impl CpuList {
     #[must_use]
     pub fn from_mask(text: &str) -> Option<Self> {
         let mut cpus = Vec::new();
-        for (word, digits) in (0_u32..).zip(text.trim().rsplit(',')) {
+        for (word, digits) in (0_u32..).zip(trimmed(text).rsplit(',')) {
             let bits = u32::from_str_radix(digits, 16).ok()?;
             let set = (0..32).filter(|bit| (bits >> bit) & 1 == 1);
             cpus.extend(set.map(|bit| word * 32 + bit));
@@ -132,11 +133,15 @@ fn range(text: &str) -> Option<impl Iterator<Item = u32>> {
     (first <= last).then(|| (first..=last).map(u32::from))
 }
 
+fn trimmed(text: &str) -> &str {
+    text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
+}
+
 impl FromStr for CpuList {
     type Err = CpuListError;
 
     fn from_str(text: &str) -> Result<Self, CpuListError> {
-        let text = text.trim();
+        let text = trimmed(text);
         let mut cpus = Vec::new();
         for part in text.split(',').filter(|_| !text.is_empty()) {
             cpus.extend(range(part).ok_or_else(|| CpuListError(text.to_owned()))?);
@@ -210,8 +215,9 @@ mod tests {
 
     #[test]
     fn lists_are_the_kernels() {
-        let cases: [(&str, &[u32]); 6] = [
+        let cases: [(&str, &[u32]); 7] = [
             ("0-3\n", &[0, 1, 2, 3]),
+            ("0-3\n\0", &[0, 1, 2, 3]),
             ("0", &[0]),
             ("0-1,4,6-7", &[0, 1, 4, 6, 7]),
             ("3,1,1-2\n", &[1, 2, 3]),
@@ -278,6 +284,7 @@ mod tests {
             assert_eq!(CpuList::from_mask(mask).unwrap(), cpus, "{mask}");
         }
         assert_eq!(CpuList::from_mask("00000000,0000000f").unwrap().mask(), "f");
+        assert_eq!(CpuList::from_mask("f\n\0").unwrap().mask(), "f");
         assert_eq!(CpuList::from_mask("g"), None);
     }
 
