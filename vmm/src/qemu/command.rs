@@ -255,10 +255,14 @@ const STAY: [&str; 11] = [
 /// Where QEMU is among these words: behind programs that become it.
 fn place_of_qemu(words: &[OsString]) -> anyhow::Result<usize> {
     let first = words.first().map_or("", |word| name_of(word));
-    if STAY.contains(&first) {
+    let becomes = BECOME.contains(&first);
+    // An unknown program may stay, too.
+    let is_qemu = first.starts_with("qemu") || first == "kvm";
+    let hides_qemu = || !is_qemu && words.iter().skip(1).any(is_emulator);
+    if STAY.contains(&first) || (!becomes && hides_qemu()) {
         bail!("put {first} before vcpufreq: behind \"--\" QEMU takes its place");
     }
-    if !BECOME.contains(&first) {
+    if !becomes {
         return Ok(0);
     }
     // A variable of env's may name a QEMU, too.
@@ -269,6 +273,13 @@ fn place_of_qemu(words: &[OsString]) -> anyhow::Result<usize> {
     words.iter().position(is_qemu).with_context(|| {
         format!("no QEMU is found behind {first}; put {first} before vcpufreq, which QEMU inherits")
     })
+}
+
+/// Whether a word is the name of QEMU's program for an architecture.
+fn is_emulator(word: &OsString) -> bool {
+    let architecture = name_of(word).strip_prefix("qemu-system-");
+    architecture.is_some_and(|name| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
+        && !word.to_string_lossy().contains('=')
 }
 
 fn name_of(program: &OsStr) -> &str {
@@ -450,6 +461,8 @@ mod tests {
             ("env Q=/bin/qemu kvm", "env Q=/bin/qemu kvm", 0),
             ("nice numactl -l qemu -M virt", "nice numactl -l qemu", 2),
             ("my-qemu taskset", "my-qemu", 1),
+            ("kvm -name qemu -m 1G", "kvm", 4),
+            ("my-qemu -pidfile /qemu-system-1.pid", "my-qemu", 2),
         ] {
             let (words, seen) = of(line, |line| {
                 let start = line.start();
@@ -463,6 +476,8 @@ mod tests {
             "sudo qemu-system-x86_64",
             "/usr/bin/timeout 9 qemu",
             "taskset 1 ./mine",
+            "stdbuf -o0 /usr/bin/qemu-system-aarch64 -M virt",
+            "mine qemu-system-aarch64",
         ] {
             let words: Vec<_> = line.split(' ').map(OsString::from).collect();
             let said = QemuCommand::read(&words).err().unwrap().to_string();
