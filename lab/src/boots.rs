@@ -160,6 +160,7 @@ const BOOTS: &[Boot] = &[
         guest: Rt,
         ..boot(Long, 120, "2+2", &[])
     },
+    boot(Long, 80, "2+2", &["trace"]),
     // Its init system is systemd.
     boot(Long, 200, "2+2", &["systemd"]),
     // Its host has stock QEMU.
