@@ -4,7 +4,8 @@
 //! It fires once, and is armed again before the worker sleeps again.
 //!
 //! A vCPU that runs all the time without a request costs one interrupt each time the worker finds that
-//! out, which is at most once a second. Needs CAP_PERFMON; without, the worker never sleeps.
+//! out: ten in the first second, and then one a second. Needs CAP_PERFMON; without, the worker never
+//! sleeps.
 
 #![forbid(unsafe_code)]
 
@@ -94,12 +95,12 @@ impl RunWatch {
 }
 
 /// When a worker stops to read, and sleeps until a vCPU runs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Rest {
     /// Turns without a request.
     quiet: u32,
-    /// How many of them it took to sleep the last time; 0 after a request.
-    took: u32,
+    /// How many of them it takes to sleep.
+    needed: u32,
     /// Since when it sleeps.
     since: Option<Instant>,
     /// A vCPU has run meanwhile.
@@ -108,12 +109,25 @@ pub(super) struct Rest {
 
 /// Longest time between two turns of a worker that reads.
 pub(super) const TURN: Duration = Duration::from_millis(1);
-/// Turns without a request before the worker sleeps: 25 ms, and up to 1 s where vCPUs run without
-/// one.
+/// Turns without a request before the worker sleeps: 25 ms after a request. A vCPU that has run
+/// without one costs one turn, since the event comes after each ms that it runs; two, four and so on,
+/// up to 1 s, where vCPUs run on.
 const QUIET: u32 = 25;
+const LEAST_QUIET: u32 = 1;
 const MOST_QUIET: u32 = 1000;
 /// If a vCPU runs within this time after the worker has begun to sleep, the vCPU counts as busy.
 const SOON: Duration = Duration::from_millis(100);
+
+impl Default for Rest {
+    fn default() -> Self {
+        Self {
+            quiet: 0,
+            needed: QUIET,
+            since: None,
+            vcpu_runs: AtomicBool::default(),
+        }
+    }
+}
 
 impl Rest {
     /// Whether the worker sleeps.
@@ -130,26 +144,30 @@ impl Rest {
     pub(super) fn after_turn(&mut self, had_request: bool, now: Instant) -> bool {
         let ran = self.vcpu_runs.swap(false, Relaxed);
         if had_request {
-            (self.quiet, self.took, self.since) = (0, 0, None);
+            (self.quiet, self.needed, self.since) = (0, QUIET, None);
             return false;
         }
         if let Some(since) = self.since {
-            if ran {
-                let soon = now.duration_since(since) < SOON;
-                self.took = if soon { self.took } else { 0 };
-                (self.quiet, self.since) = (0, None);
+            if !ran {
+                return false;
             }
-            return false;
+            self.needed = match now.duration_since(since) < SOON {
+                true => (2 * self.needed).min(MOST_QUIET),
+                false => LEAST_QUIET,
+            };
+            self.since = None;
         }
         self.quiet = (self.quiet + 1).min(MOST_QUIET);
-        self.quiet >= (2 * self.took).clamp(QUIET, MOST_QUIET)
+        self.quiet >= self.needed
     }
 
     /// It begins to sleep at `now`, unless there was another request.
     pub(super) fn sleep_unless(&mut self, had_request: bool, now: Instant) {
-        self.took = if had_request { 0 } else { self.quiet };
         self.quiet = 0;
         self.since = (!had_request).then_some(now);
+        if had_request {
+            self.needed = QUIET;
+        }
     }
 }
 
@@ -178,6 +196,17 @@ mod tests {
     }
 
     #[test]
+    fn beside_an_idle_guest_it_looks_once_each_time_a_vcpu_has_run() {
+        let (mut rest, mut now) = (Rest::default(), Instant::now());
+        turns_until_sleep(&mut rest, now);
+        for _ in 0..3 {
+            now += SOON;
+            rest.vcpu_runs();
+            assert_eq!(turns_until_sleep(&mut rest, now), 1);
+        }
+    }
+
+    #[test]
     fn a_request_of_the_last_moment_keeps_it_awake() {
         let (mut rest, now) = (Rest::default(), Instant::now());
         while !rest.after_turn(false, now) {}
@@ -193,13 +222,13 @@ mod tests {
         let mut turns_after = |passed| {
             now += passed;
             rest.vcpu_runs();
-            rest.after_turn(false, now);
-            assert!(!rest.is_asleep());
             turns_until_sleep(&mut rest, now)
         };
         let soon = [(); 7].map(|()| turns_after(SOON / 2));
         assert_eq!(soon, [50, 100, 200, 400, 800, 1000, 1000]);
-        assert_eq!(turns_after(SOON), QUIET);
+        assert_eq!(turns_after(SOON), 1);
+        let soon = [(); 4].map(|()| turns_after(SOON / 2));
+        assert_eq!(soon, [2, 4, 8, 16]);
     }
 
     #[test]
@@ -209,8 +238,6 @@ mod tests {
             rest.after_turn(false, now);
         });
         assert_eq!(rest.quiet, MOST_QUIET);
-        rest.sleep_unless(false, now);
-        assert_eq!(rest.took, MOST_QUIET);
     }
 
     #[test]
