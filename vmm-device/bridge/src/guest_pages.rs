@@ -99,13 +99,15 @@ impl GuestPages {
         self.take_back(&mut self.shared());
     }
 
-    /// The guest shares pages from number `page` on, one for each vCPU; 0: it takes them back.
+    /// The guest shares pages from number `page` on, one for each vCPU; 0: it takes them back. From
+    /// pages of before it reads that it has to read the registers.
     ///
     /// # Errors
     /// `EFAULT` when it doesn't share one of them, an error of kind `Other` when one isn't in its
     /// memory: none is used.
     pub fn share(&self, page: u32) -> io::Result<()> {
         let mut shared = self.shared();
+        self.take_back(&mut shared);
         shared.at = (page != 0).then(|| GuestAddress(u64::from(page) << SHARED_PAGE_SHIFT));
         if shared.at.is_none() {
             return Ok(());

@@ -61,10 +61,22 @@ fn what_is_shown_is_where_the_guest_shares() {
     let mut all = vec![0; SIZE];
     memory.read_slice(&mut all, GuestAddress(RAM)).unwrap();
     assert_eq!(all.iter().filter(|byte| **byte != 0).count(), 3, "{KHZ:x}");
-    // Taken back.
-    pages.share(0).unwrap();
-    show(&pages, KHZ);
-    assert_eq!(word(&memory, PAGE + 0x1000), KHZ / 2);
+}
+
+#[test]
+fn pages_of_before_have_no_value_once_others_are_named() {
+    let memory = memory();
+    let pages = pages(&memory);
+    let other = PAGE + 0x2000;
+    for (next, used) in [(number(other), true), (1, false), (0, false)] {
+        pages.share(number(PAGE)).unwrap();
+        assert_eq!(word(&memory, PAGE + 0x1000), KHZ);
+        assert_eq!(pages.share(next).is_ok(), next != 1);
+        assert_eq!(word(&memory, PAGE + 0x1000), CUR_PERF_UNKNOWN);
+        assert_eq!(word(&memory, other + 0x1000) == KHZ, used);
+        show(&pages, KHZ);
+        assert_eq!(word(&memory, PAGE + 0x1000), CUR_PERF_UNKNOWN);
+    }
 }
 
 #[test]
