@@ -16,7 +16,7 @@ use vcpufreq_bench::piped::threads;
 use super::control::FREE;
 use super::{MANY, agrees};
 use crate::harness::leftovers::left_soon;
-use crate::harness::plan::{GuestDevice, Plan, cur_perf, first_cpus, last_of};
+use crate::harness::plan::{GuestDevice, Plan, cur_perf, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;
 use crate::harness::server::ServeProcess;
@@ -40,8 +40,9 @@ const HUGE_PAGES: u32 = 128;
 const HUGE: &str = "/proc/sys/vm/nr_hugepages";
 const PRIVATE: &str = "memory-backend-ram,id=own,size=256M";
 const REFUSED: &str = "give its memory object share=on";
-/// How long the guest idles, and how often the server may run meanwhile: a turn is 1 ms, and an idle
-/// guest still has requests for its first second.
+/// How long the guest idles, and how often the server may run meanwhile: 25 times after the last
+/// request, and then each time that a vCPU has run for 1 ms or a pCPU has changed its frequency. Awake
+/// it runs each ms.
 const IDLE: Duration = Duration::from_secs(10);
 const MOST_WAKEUPS: u64 = 250;
 
@@ -132,6 +133,8 @@ fn idle(vm: &Vm) -> Result<CheckedPart> {
 fn requested(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<CheckedPart> {
     let mut clamps = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
+        // Another governor's request would take the place of these.
+        set_governor(vm, vcpu, "userspace")?;
         for khz in [policy.min(), policy.max()] {
             vm.ask(format!("poke {vcpu} {} {khz}", device.set_perf(vcpu)))?;
             let util = policy.util(khz);
