@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Debian's own QEMU with a device of shared memory: its guest boots by KVM, finds the device,
 //! reads what `vcpufreq serve` has written, and is answered. No access but one to an absent peer's
-//! doorbell leaves KVM for userspace.
+//! doorbell leaves KVM for userspace. When a server ends, or is killed, each vCPU's thread has the clamp
+//! that it had before.
 
 pub mod control;
 pub mod deaths;
@@ -18,7 +19,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_host::{SchedAttr, Tid};
 
+use crate::harness::leftovers::own_cgroups;
 use crate::harness::plan::{GuestDevice, cur_perf, first_cpus, last_of};
 use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;
@@ -38,6 +41,10 @@ const FEW: u64 = 500;
 const ABSENT: u64 = 7 << 16;
 /// In which the server has answered by far.
 const ANSWERED: Duration = Duration::from_millis(20);
+/// The clamp of a thread that has none of its own,
+const FREE: (u32, u32) = (0, 1024);
+/// and one that it has of its own, which no request here sets.
+const OWN: (u32, u32) = (128, 768);
 
 pub fn run() -> Result<Value> {
     let policies = Policy::all()?;
@@ -74,10 +81,19 @@ pub fn run() -> Result<Value> {
     };
     // The server pauses after so many requests.
     let counted = settled(SOON, counted, |all| !all.contains(&false))?;
-    let (are_freed, freed, server_said) = freed(&mut vm, &device, &policies, server)?;
+    let mut guest = ServedGuest {
+        vm: &mut vm,
+        device: &device,
+        policies: &policies,
+    };
+    let freed = [
+        guest.freed(FREE, || server.stop())?,
+        guest.freed_by_killed(&setup)?,
+        guest.freed_by_killed(&setup.clone().with(&["--actuator", "thread"]))?,
+    ];
     let said = vm.quit()?;
     let held = allowed == setup.pins
-        && are_freed
+        && freed.iter().all(|freed| freed["held"] == true)
         && answers.iter().all(|answer| answer["held"] == true)
         && accesses["held"] == true
         && said.is_empty()
@@ -85,41 +101,60 @@ pub fn run() -> Result<Value> {
     Ok(json!({
         "held": held, "boot_virtual_ms": boot_ms, "pinned": allowed, "answers": answers,
         "accesses": accesses, "counted_once": counted, "memory": memory, "freed": freed,
-        "qemu_said": said, "server_said": server_said,
+        "qemu_said": said,
     }))
 }
 
-/// Whether each vCPU's thread is clamped while it requests something, and no longer when the server has
-/// ended; and what the server said.
-fn freed(
-    vm: &mut Vm,
-    device: &GuestDevice,
-    policies: &[Policy],
-    server: ServeProcess,
-) -> Result<(bool, Value, String)> {
-    let clamps = |vm: &Vm, wanted: &dyn Fn(&Policy) -> (u32, u32)| {
-        let each = policies.iter().enumerate();
-        let each = each.map(|(vcpu, policy)| vm.settled_clamp(vcpu, wanted(policy)));
-        each.collect::<Result<Vec<_>>>()
-    };
-    let wanted = |policy: &Policy| (policy.util(policy.max()), 1024);
-    for (vcpu, policy) in policies.iter().enumerate() {
-        vm.ask(format!(
-            "poke {vcpu} {} {}",
-            device.set_perf(vcpu),
-            policy.max()
-        ))?;
+/// A guest whose servers come and go.
+struct ServedGuest<'a> {
+    vm: &'a mut Vm,
+    device: &'a GuestDevice,
+    policies: &'a [Policy],
+}
+
+impl ServedGuest<'_> {
+    /// Whether each vCPU's thread is clamped while it requests something, and has the clamp `before`
+    /// when `end` has ended the server; no cgroup is left then.
+    fn freed(&mut self, before: (u32, u32), end: impl FnOnce() -> Result<String>) -> Result<Value> {
+        for (vcpu, policy) in self.policies.iter().enumerate() {
+            let set_perf = self.device.set_perf(vcpu);
+            self.vm
+                .ask(format!("poke {vcpu} {set_perf} {}", policy.max()))?;
+        }
+        let wanted = |policy: &Policy| (policy.util(policy.max()), 1024);
+        let served = self.clamps(&wanted)?;
+        let said = end()?;
+        let after = self.clamps(&|_| before)?;
+        let groups = settled(SOON, own_cgroups, Vec::is_empty)?;
+        let held = served.iter().copied().eq(self.policies.iter().map(wanted))
+            && after.iter().all(|clamp| *clamp == before)
+            && groups.is_empty();
+        Ok(json!({
+            "held": held, "while_served": served, "after": after, "cgroups_left": groups,
+            "server_said": said,
+        }))
     }
-    let served = clamps(vm, &wanted)?;
-    let said = server.stop()?;
-    let after = clamps(vm, &|_| (0, 1024))?;
-    let held = served.iter().copied().eq(policies.iter().map(wanted))
-        && after.iter().all(|clamp| *clamp == (0, 1024));
-    Ok((
-        held,
-        json!({ "while_served": served, "after": after }),
-        said,
-    ))
+
+    /// The same of a server that takes the VM over, whose threads have clamps of their own, and is
+    /// killed. Nothing but what its guardian puts back frees them.
+    fn freed_by_killed(&mut self, setup: &Setup) -> Result<Value> {
+        let (min, max) = OWN;
+        for vcpu in 0..self.policies.len() {
+            let tid = Tid::new(self.vm.vcpu_tid(vcpu)?).context("a thread's number")?;
+            SchedAttr::clamp(min, max).set(tid)?;
+        }
+        let server = ServeProcess::start(setup)?;
+        self.freed(OWN, || {
+            drop(server);
+            Ok(String::new())
+        })
+    }
+
+    fn clamps(&self, wanted: &dyn Fn(&Policy) -> (u32, u32)) -> Result<Vec<(u32, u32)>> {
+        let each = self.policies.iter().enumerate();
+        let each = each.map(|(vcpu, policy)| self.vm.settled_clamp(vcpu, wanted(policy)));
+        each.collect()
+    }
 }
 
 /// A vCPU asks for its highest OPP, and for its lowest, and reads them.
