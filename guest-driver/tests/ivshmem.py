@@ -71,7 +71,7 @@ class Memory:
         """Lets the emulator connect, which waits for it."""
         if self.plain:
             return
-        self.listener.settimeout(60)
+        self.listener.settimeout(900)
         self.connection, _ = self.listener.accept()
         for number in (PROTOCOL, GUEST):
             self._send(number)
