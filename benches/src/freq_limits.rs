@@ -112,12 +112,17 @@ impl Drop for FreqLimits {
 /// cpufreq's limits; a reader that comes earlier would take the changed value for the one to
 /// restore.
 fn taken(path: &Path, value: &str) -> Result<()> {
-    let read = || fs::read_to_string(path).unwrap_or_default();
+    let mut read = || fs::read_to_string(path).unwrap_or_default();
+    becomes(&mut read, value, PAUSE)
+}
+
+/// Reads until that is `value`, with pauses between.
+fn becomes(read: &mut impl FnMut() -> String, value: &str, pause: Duration) -> Result<()> {
     for _ in 0..LOOKS {
         if read().trim() == value {
             return Ok(());
         }
-        sleep(PAUSE);
+        sleep(pause);
     }
     bail!("{value} was written, and it stays {}", read().trim())
 }
@@ -172,17 +177,18 @@ mod tests {
 
     #[test]
     fn a_value_has_to_be_taken() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("scaling_min_freq");
-        fs::write(&path, "1800000\n").unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                sleep(PAUSE * 3);
-                fs::write(&path, "600000\n").unwrap();
-            });
-            taken(&path, "600000").unwrap();
-        });
-        let error = taken(&path, "1800000").unwrap_err().to_string();
-        assert_eq!(error, "1800000 was written, and it stays 600000");
+        // The work item runs after the third look.
+        let mut looks = 0;
+        let mut read = || {
+            looks += 1;
+            if looks > 3 { "600000\n" } else { "1800000\n" }.to_owned()
+        };
+        becomes(&mut read, "600000", Duration::ZERO).unwrap();
+        let error = becomes(&mut read, "1800000", Duration::ZERO).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "1800000 was written, and it stays 600000"
+        );
+        assert_eq!(looks, 4 + LOOKS + 1);
     }
 }

@@ -148,7 +148,8 @@ mod tests {
     }
 
     fn wait_for(holds: impl Fn() -> bool) -> bool {
-        (0..500).any(|_| {
+        // What takes longer than ten minutes hangs.
+        (0..60_000).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
             holds()
         })

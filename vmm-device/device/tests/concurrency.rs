@@ -204,7 +204,7 @@ fn a_flood_does_not_keep_another_vcpu_and_loses_nothing() {
         }
         go.send(()).unwrap();
         // A hang, if there is none.
-        let fifth = calls.recv_timeout(Duration::from_secs(120));
+        let fifth = calls.recv_timeout(Duration::from_secs(600));
         go.send(()).unwrap();
         let ids = (victim.thread().id(), flood.thread().id());
         (ids, (seen, fifth))

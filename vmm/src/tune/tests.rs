@@ -118,7 +118,8 @@ impl TuneScene {
 
     /// Waits for a clamp, which another thread sets.
     fn becomes(&self, domain: u32, clamp: [u32; 2]) {
-        for _ in 0..6_000 {
+        // What takes longer than ten minutes hangs.
+        for _ in 0..60_000 {
             if self.clamp(domain) == clamp {
                 return;
             }
