@@ -93,7 +93,7 @@ pub fn run() -> Result<Value> {
     ];
     let said = vm.quit()?;
     let held = allowed == setup.pins
-        && freed.iter().all(|freed| freed["held"] == true)
+        && freed.iter().all(|freed| freed["as_before"] == true)
         && answers.iter().all(|answer| answer["held"] == true)
         && accesses["held"] == true
         && said.is_empty()
@@ -130,7 +130,7 @@ impl ServedGuest<'_> {
             && after.iter().all(|clamp| *clamp == before)
             && groups.is_empty();
         Ok(json!({
-            "held": held, "while_served": served, "after": after, "cgroups_left": groups,
+            "as_before": held, "while_served": served, "after": after, "cgroups_left": groups,
             "server_said": said,
         }))
     }
