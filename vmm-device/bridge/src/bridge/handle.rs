@@ -30,9 +30,10 @@ impl BridgeHandle {
     /// process.
     ///
     /// # Errors
-    /// [`PathError::NotPinned`] when it can't run on its pCPUs, [`PathError::NotClamped`] when the actuator refuses the thread, [`PathError::Source`] when
-    /// procfs doesn't show it, [`PathError::Backend`] when the path can't see its requests. The
-    /// parts before that keep the thread; the guest must not start.
+    /// [`PathError::NotPinned`] when it can't run on its pCPUs, [`PathError::NotClamped`] when the
+    /// actuator refuses the thread, [`PathError::Source`] when procfs doesn't show it,
+    /// [`PathError::Backend`] when the path can't see its requests. The parts before that keep the
+    /// thread; the guest must not start.
     pub fn register_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), PathError> {
         let inner = &self.0;
         inner.pin(vcpu, tid)?;
