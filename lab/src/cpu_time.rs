@@ -9,13 +9,27 @@ use nix::unistd::{SysconfVar, sysconf};
 /// What the process, its children that it has waited for, and its living descendants have taken;
 /// zero for one that has ended. Linux counts it in ticks, of 10 ms mostly (proc_pid_stat(5)).
 pub fn taken_by(pid: u32) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let children = children.unwrap_or_default();
-    let children = children
-        .split_whitespace()
-        .filter_map(|pid| pid.parse().ok());
-    ticks(&stat) + children.map(taken_by).sum::<Duration>()
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let stats = processes.filter_map(|process| {
+        let number = process.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(process.path().join("stat")).ok()?;
+        Some((number, parent(&stat)?, ticks(&stat)))
+    });
+    of_family(pid, &stats.collect::<Vec<_>>())
+}
+
+/// Of processes with their parents. Not all kernels list a process' children in procfs.
+fn of_family(pid: u32, all: &[(u32, u32, Duration)]) -> Duration {
+    let own = all.iter().filter(|(one, _, _)| *one == pid);
+    let children = all.iter().filter(|(_, parent, _)| *parent == pid);
+    let of_children = children.map(|(child, _, _)| of_family(*child, all));
+    own.map(|(_, _, took)| *took).chain(of_children).sum()
+}
+
+/// The second word behind the program's name.
+fn parent(stat: &str) -> Option<u32> {
+    let (_, words) = stat.rsplit_once(") ")?;
+    words.split(' ').nth(1)?.parse().ok()
 }
 
 /// utime, stime, cutime and cstime: the 12th to 15th word behind the program's name.
@@ -53,7 +67,10 @@ mod tests {
                 .spawn()
                 .unwrap()
         };
-        let mut busy = shell("(while :; do :; done); :");
+        let name = format!("vcpufreq-cpu-time-{}", std::process::id());
+        let ends = std::env::temp_dir().join(name);
+        let until = ends.display();
+        let mut busy = shell(&format!("(while [ ! -e '{until}' ]; do :; done); :"));
         // Without end where it isn't counted.
         while taken_by(busy.id()) < Duration::from_millis(100) {
             sleep(Duration::from_millis(10));
@@ -61,12 +78,9 @@ mod tests {
         let mut waits = shell("read word");
         sleep(Duration::from_millis(300));
         assert!(taken_by(waits.id()) < Duration::from_millis(100));
-        let loops = fs::read_to_string(format!("/proc/{0}/task/{0}/children", busy.id())).unwrap();
-        for pid in loops.split_whitespace() {
-            let ended = Command::new("kill").arg(pid).status().unwrap();
-            assert!(ended.success());
-        }
+        fs::write(&ends, "").unwrap();
         busy.wait().unwrap();
+        fs::remove_file(&ends).unwrap();
         drop(waits.stdin.take());
         waits.wait().unwrap();
         assert_eq!(taken_by(waits.id()), Duration::ZERO);

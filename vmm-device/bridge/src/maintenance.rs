@@ -46,11 +46,11 @@ impl MaintenanceThread {
         let stopped = stop.clone();
         let stats = device.events().clone();
         let watched = stats.clone();
-        let of_thread = embedder.clone();
+        let on_start = embedder.clone();
         let keep = move || {
             // Without uclamp it is a thread like any other.
             let _ = vcpufreq_host::clamp_current_thread_to_zero();
-            of_thread.on_thread(BridgeThread::Maintenance);
+            on_start.on_thread(BridgeThread::Maintenance);
             let (mut next_look, mut turn_at) = (Instant::now(), Instant::now());
             while !stopped.load(Relaxed) {
                 if Instant::now() >= next_look {

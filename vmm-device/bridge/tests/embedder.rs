@@ -2,7 +2,7 @@
 //! The example `embedder` on real KVM, in a process of its own: a VMM with threads that may make the
 //! published calls alone and with a chroot before its vCPU runs. Its guest writes 600,000 requests.
 //!
-//! - The thread that carries out requests dies amid them: the path falls back, and none is lost.
+//! - The thread that carries out requests dies at its first one: the path falls back, and none is lost.
 //! - A KVM wrapper that removes no ioeventfd gets none, with a warning: none is lost either.
 //! - A vCPU that was plugged again is pinned; the state goes to another bridge; a bridge that is
 //!   dropped leaves no thread and no file.
@@ -89,8 +89,10 @@ fn a_wrapper_that_ignores_values_loses_no_request() {
 
 #[test]
 fn the_device_takes_sixty_lines_of_a_vmm() {
-    let lines = include_str!("../examples/embedder/main.rs").lines();
-    let code = lines.filter(|line| !line.trim().is_empty() && !line.trim().starts_with("//"));
-    // But for main(), which makes it an example.
-    assert!(code.count() <= 60 + 3);
+    let source = include_str!("../examples/embedder/main.rs");
+    // The rest makes it an example.
+    let (device, _) = source.split_once("#[allow(dead_code)]\nfn main()").unwrap();
+    let lines = device.lines().map(str::trim);
+    let code = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
+    assert!(code.count() <= 60);
 }

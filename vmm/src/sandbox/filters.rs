@@ -23,6 +23,8 @@ use seccompiler::{
     SeccompRule,
 };
 
+use vcpufreq_bridge::syscalls;
+
 use super::ThreadClass;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
@@ -213,7 +215,7 @@ pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
     when(&mut rules, libc::SYS_tgkill, &[(0, ALL, pid.into())])?;
     match class {
         // A write that isn't in the table waits for those that are.
-        ThreadClass::Vcpu => allow(&mut rules, &[CLAMPS, WAIT].concat()),
+        ThreadClass::Vcpu => allow(&mut rules, syscalls::VCPU),
         ThreadClass::Events => {}
         ThreadClass::Stats => {
             allow(&mut rules, SOCKET);

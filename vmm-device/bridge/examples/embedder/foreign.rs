@@ -5,10 +5,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use anyhow::Context as _;
 #[cfg(target_arch = "x86_64")]
 use kvm_bindings::kvm_regs;
 use kvm_bindings::kvm_userspace_memory_region;
@@ -16,7 +18,7 @@ use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 use vcpufreq_bridge::{Attachment, Bridge, BridgeHandle, EventSink, HostEvent, PageMapping};
 use vcpufreq_device::{DeviceState, Event, PageMemory, VcpuId};
-use vcpufreq_host::HostRoot;
+use vcpufreq_host::{HostRoot, Tid, affinity_of};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Registers, Vm, builder, on_vcpu_thread};
@@ -141,11 +143,12 @@ pub fn spawn(
     thread::Builder::new().name(name.to_owned()).spawn(confined)
 }
 
-/// Ends the thread that carries out requests, when this is set.
-static PANIC: AtomicBool = AtomicBool::new(false);
-static RECORDED: AtomicU64 = AtomicU64::new(0);
+/// The thread that carries out requests dies at its first one.
+static DIES: AtomicBool = AtomicBool::new(false);
+/// Ends a run that would hang. None waits for it.
+const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Counts, and panics when it is to.
+/// Panics when it is to.
 #[derive(Debug)]
 pub struct Events;
 
@@ -157,8 +160,7 @@ impl vcpufreq_device::Events for Events {
 
 impl EventSink for Events {
     fn record_at(&self, _: &Event, _: u64, _: i32) {
-        RECORDED.fetch_add(1, SeqCst);
-        if thread::current().name() == Some("requests") && PANIC.swap(false, SeqCst) {
+        if thread::current().name() == Some("requests") && DIES.swap(false, SeqCst) {
             panic!("as wanted");
         }
     }
@@ -236,15 +238,21 @@ fn run_vcpu(
     thread::Builder::new().name("vcpu0".to_owned()).spawn(body)
 }
 
-/// The VMM's main loop: falls back when the path is lost. Returns whether it did.
-fn until_halted(vcpu: JoinHandle<()>, attachment: &mut Attachment) -> anyhow::Result<bool> {
-    let mut fell_back = false;
-    while !vcpu.is_finished() {
+/// The VMM's main loop, until the guest has halted, and the path is lost if it is to be. Returns
+/// whether it was.
+fn until_halted(
+    vcpu: JoinHandle<()>,
+    attachment: &mut Attachment,
+    is_to_be_lost: bool,
+) -> anyhow::Result<bool> {
+    let (mut fell_back, end) = (false, Instant::now() + PATIENCE);
+    while !vcpu.is_finished() || fell_back != is_to_be_lost {
         let is_lost = |lost: &EventFd| lost.read().is_ok();
         if attachment.lost().is_some_and(is_lost) {
             attachment.fall_back();
             fell_back = true;
         }
+        anyhow::ensure!(Instant::now() < end, "the guest or the path goes on");
         thread::yield_now();
     }
     vcpu.join()
@@ -264,7 +272,7 @@ fn files() -> io::Result<usize> {
 fn host(folder: &Path) -> io::Result<HostRoot> {
     let cpus = folder.join("sys/devices/system/cpu");
     let possible = fs::read_to_string("/sys/devices/system/cpu/possible")?;
-    for cpu in 0..thread::available_parallelism()?.get() {
+    for cpu in affinity_of(Tid::current())?.iter() {
         let cpufreq = cpus.join(format!("cpu{cpu}/cpufreq"));
         fs::create_dir_all(&cpufreq)?;
         for (name, khz) in [
@@ -287,14 +295,9 @@ fn one(kvm: &Kvm, bridge: Bridge, ignores_values: bool) -> anyhow::Result<Device
     let handle = bridge.handle();
     let mut attachment = handle.attach(Vm(Arc::new(KvmWrapper { vm, ignores_values })));
     let bus: Arc<dyn BusDevice> = Arc::new(Registers(bridge.mmio()));
+    DIES.store(!ignores_values, SeqCst);
     let thread = run_vcpu(fd, handle.clone(), bus)?;
-    // In the middle of its work the thread that carries out requests dies.
-    while RECORDED.load(SeqCst) < 1000 && !thread.is_finished() {
-        thread::yield_now();
-    }
-    PANIC.store(true, SeqCst);
-    let fell_back = until_halted(thread, &mut attachment)?;
-    PANIC.store(false, SeqCst);
+    let fell_back = until_halted(thread, &mut attachment, !ignores_values)?;
 
     let state = handle.save()?;
     handle.vcpu_unplugged(VcpuId(0));
@@ -314,10 +317,10 @@ fn one(kvm: &Kvm, bridge: Bridge, ignores_values: bool) -> anyhow::Result<Device
     Ok(state)
 }
 
-/// Whether the calling thread runs on pCPU 0 alone.
+/// Whether the calling thread runs on one pCPU alone.
 fn pinned() -> bool {
-    let allowed = vcpufreq_host::affinity_of(vcpufreq_host::Tid::current());
-    allowed.is_ok_and(|pcpus| pcpus.iter().eq([0]))
+    let allowed = affinity_of(Tid::current());
+    allowed.is_ok_and(|pcpus| pcpus.iter().count() == 1)
 }
 
 /// Runs the guest. If `IGNORES_VALUES` is in the environment, the KVM wrapper does.
@@ -328,9 +331,15 @@ pub fn run() -> anyhow::Result<()> {
     let kvm = Kvm::new()?;
     let (folder, empty) = (tempfile::tempdir()?, tempfile::tempdir()?);
     let host = host(folder.path())?;
-    let before = (threads()?, files()?);
-    let bridge = || builder(&host, BASE).events(Box::new(Events)).start();
+    let pcpu = affinity_of(Tid::current())?.iter().next();
+    let pcpu = pcpu.context("no pCPU")?;
+    let (before, end) = ((threads()?, files()?), Instant::now() + PATIENCE);
+    let bridge = || builder(&host, BASE, pcpu).events(Box::new(Events)).start();
     drop(bridge()?);
+    // A thread that has been joined may still be in procfs.
+    while before != (threads()?, files()?) && Instant::now() < end {
+        thread::yield_now();
+    }
     println!("dropped {}", before == (threads()?, files()?));
     let (here, there) = (bridge()?, bridge()?);
     std::os::unix::fs::chroot(empty.path())?;

@@ -62,8 +62,8 @@ impl BusDevice for Registers {
     }
 }
 
-/// A bridge of one vCPU, which is pinned to pCPU 0, at `base`.
-fn builder(host: &HostRoot, base: u64) -> BridgeBuilder {
+/// A bridge of one vCPU, which is pinned to `pcpu`, at `base`.
+fn builder(host: &HostRoot, base: u64, pcpu: u32) -> BridgeBuilder {
     let table = PerfTable::try_from(foreign::TABLE_KHZ.map(Khz).to_vec());
     let device = DeviceConfig::new(vec![VcpuSpec {
         table: table.expect("a table that rises"),
@@ -71,7 +71,7 @@ fn builder(host: &HostRoot, base: u64) -> BridgeBuilder {
         domain: DomainId(0),
     }]);
     let builder = Bridge::builder(base, device, Arc::new(Vmm)).host(host.clone());
-    builder.pins(vec![vec![0]]).ioeventfd(false)
+    builder.pins(vec![vec![pcpu]]).ioeventfd(false)
 }
 
 /// What a vCPU's thread does before it is confined.

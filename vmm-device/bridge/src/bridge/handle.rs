@@ -69,7 +69,7 @@ impl BridgeHandle {
     /// # Errors
     /// [`PathError::Missing`] by another path than `ioeventfd` and exits.
     pub fn save(&self) -> Result<DeviceState, PathError> {
-        self.0.has_no_backend()?;
+        self.0.check_no_backend()?;
         self.0.drain();
         Ok(self.0.device.save())
     }
@@ -81,7 +81,7 @@ impl BridgeHandle {
     /// As [`Self::save`]; [`PathError::State`] when it is no state of this device. Nothing has changed
     /// then.
     pub fn restore(&self, state: &DeviceState) -> Result<(), PathError> {
-        self.0.has_no_backend()?;
+        self.0.check_no_backend()?;
         let checked = CheckedState::try_from(state.clone())?;
         Ok(self.0.device.restore(&checked)?)
     }

@@ -160,8 +160,8 @@ impl BridgeInner {
         self.start_ioeventfd().map(Some)
     }
 
-    /// Whether the device alone has the guest's requests.
-    pub fn has_no_backend(&self) -> Result<(), PathError> {
+    /// Checks that the device alone has the guest's requests.
+    pub fn check_no_backend(&self) -> Result<(), PathError> {
         match &self.active().backend {
             None => Ok(()),
             Some(_) => Err(PathError::Missing(
