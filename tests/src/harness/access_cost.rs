@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 
 use crate::harness::load;
 use crate::harness::registers::{Requests, register};
+use crate::harness::sys::Register;
 
 /// `store-naps`, the others [`in_batches`].
 pub fn carry_out(verb: &str, words: &[&str]) -> Result<String> {
@@ -44,24 +45,24 @@ fn in_batches(verb: &str, words: &[&str]) -> Result<String> {
         "load-times" => {
             let (page, offset) = register(what)?;
             let register = page.at(offset);
-            each(batches, || {
-                // By value: its address is in a CPU register then.
-                load::timed(times, move |_| {
-                    std::hint::black_box(register.read());
-                })
-            })
+            each(batches, || reads(register, times))
         }
         _ => {
-            let word = std::sync::atomic::AtomicU32::new(1);
-            each(batches, || {
-                load::timed(times, |_| {
-                    let value = word.load(std::sync::atomic::Ordering::Relaxed);
-                    std::hint::black_box(value);
-                })
-            })
+            let mut word = 1;
+            let register = Register::from(&mut word);
+            each(batches, || reads(register, times))
         }
     };
     Ok(median_and_p99(ns, times))
+}
+
+/// One loop of machine code for registers and for memory, whatever the compiler makes of it. The
+/// register comes by value: its address is in a CPU register then.
+#[inline(never)]
+fn reads(register: Register<'_>, times: usize) -> u64 {
+    load::timed(times, move |_| {
+        std::hint::black_box(register.read());
+    })
 }
 
 fn each(batches: usize, batch: impl FnMut() -> u64) -> Vec<u64> {

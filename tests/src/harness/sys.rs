@@ -232,6 +232,16 @@ pub struct Register<'a> {
     _of: PhantomData<&'a Registers>,
 }
 
+/// A word of memory, which is read as a register is.
+impl<'a> From<&'a mut u32> for Register<'a> {
+    fn from(word: &'a mut u32) -> Self {
+        Self {
+            at: word.into(),
+            _of: PhantomData,
+        }
+    }
+}
+
 impl Register<'_> {
     /// Reads it.
     #[inline(always)]
