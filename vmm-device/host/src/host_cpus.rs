@@ -55,6 +55,9 @@ pub struct HostCpus {
     pub policies: Vec<CpufreqPolicy>,
     /// Whether `reference_khz` of the CPUs is only likely.
     pub guesses_reference: bool,
+    /// Whether the capacities lack the boost that `reference_khz` has: before Linux 6.8, if it was
+    /// switched on later.
+    pub capacities_lack_boost: bool,
 }
 
 impl HostCpus {
@@ -89,6 +92,7 @@ impl HostCpus {
             cpus: clusters.map(cpu).collect(),
             policies,
             guesses_reference: !rule.is_certain,
+            capacities_lack_boost: rule.has_risen,
         }
     }
 

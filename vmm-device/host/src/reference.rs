@@ -11,6 +11,8 @@
 //! No file shows it. So the rule is found once, from the kernel's version and, where the device
 //! tree has `capacity-dmips-mhz`, from the capacities that follow from each possible one.
 
+use std::iter::zip;
+
 use super::root::CPUS;
 use super::{HostRoot, topology};
 
@@ -27,6 +29,9 @@ pub struct ReferenceRule {
     since: Since,
     /// Whether that is known; else it is the likeliest.
     pub is_certain: bool,
+    /// Whether the reference is above the frequency that the capacities were computed with: before
+    /// Linux 6.8, when boost was switched on later.
+    pub has_risen: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +47,18 @@ impl ReferenceRule {
     #[must_use]
     pub fn of_host(root: &HostRoot) -> Self {
         let version = root.kernel_version();
+        let of_creation = Self::of_creation(root, version);
         if version.is_some_and(|version| version < FIXED_SINCE) {
-            return Self::certain(Since::Now);
+            let now = Self::certain(Since::Now);
+            let mut pairs = zip(now.references(root), of_creation.references(root));
+            let has_risen = pairs.any(|((_, now), (_, then))| now > then);
+            return Self { has_risen, ..now };
         }
+        of_creation
+    }
+
+    /// As it was when the policies were made.
+    fn of_creation(root: &HostRoot, version: Option<(u32, u32)>) -> Self {
         let [off, on] = [false, true].map(|boost| Self::certain(Since::Creation { boost }));
         if off.references(root) == on.references(root) {
             let is_now = off.references(root) == Self::certain(Since::Now).references(root);
@@ -64,6 +78,7 @@ impl ReferenceRule {
                 boost: boost.unwrap_or(false),
             },
             is_certain: boost.is_some() && version.is_some(),
+            has_risen: false,
         }
     }
 
@@ -71,6 +86,7 @@ impl ReferenceRule {
         Self {
             since,
             is_certain: true,
+            has_risen: false,
         }
     }
 

@@ -43,12 +43,43 @@ fn it_is_the_maximum_without_boost_since_linux_6_8_and_that_of_the_moment_before
 }
 
 #[test]
+fn before_linux_6_8_boost_that_is_switched_on_later_is_not_in_the_capacities() {
+    for (kernel, on, little, expected) in [
+        ("6.7.12", true, None, true),
+        ("6.7.12", false, None, false),
+        ("6.12.48", true, None, false),
+        // The device tree tells that boost was on when the kernel computed them.
+        ("6.7.12", true, Some(307), false),
+        ("6.7.12", true, Some(329), true),
+    ] {
+        let host = boosted(kernel, on);
+        if let Some(little) = little {
+            with_tree(&host, little);
+        }
+        let cpus = HostCpus::read(&host.root());
+        let case = format!("{kernel} {on} {little:?}");
+        assert_eq!(cpus.capacities_lack_boost, expected, "{case}");
+    }
+}
+
+#[test]
 fn scmi_made_its_policies_with_boost_until_linux_6_14() {
     for (kernel, expected) in [("6.12.48", 3_000_000), ("6.14.2", 2_800_000)] {
         let host = boosted(kernel, true);
         host.write(&format!("{POLICY}/scaling_driver"), "scmi\n");
         let expected = (Some(1_800_000), Some(expected), true);
         assert_eq!(references(&host), expected, "{kernel}");
+    }
+}
+
+/// A device tree with 512 and 1024 per MHz, and this capacity of the little CPUs.
+fn with_tree(host: &FakeHost, little: u16) {
+    for cpu in 0..4 {
+        host.dmips_mhz(cpu, if cpu < 2 { 512 } else { 1024 });
+    }
+    for cpu in 0..2 {
+        let path = format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
+        host.write(&path, little.to_string());
     }
 }
 
@@ -61,13 +92,7 @@ fn the_device_tree_tells_with_which_maximum_the_kernel_computed_the_capacities()
         (300, 2_800_000, false),
     ] {
         let host = boosted("6.12.48", true);
-        for cpu in 0..4 {
-            host.dmips_mhz(cpu, if cpu < 2 { 512 } else { 1024 });
-        }
-        for cpu in 0..2 {
-            let path = format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
-            host.write(&path, little.to_string());
-        }
+        with_tree(&host, little);
         let expected = (Some(1_800_000), Some(expected), known);
         assert_eq!(references(&host), expected, "{little}");
     }

@@ -260,10 +260,11 @@ fn each_request_gets_its_own_frequency_whatever_boost_is() {
 
 #[test]
 fn a_reference_that_is_not_known_and_boost_beyond_a_clamp_are_told() {
-    for (kernel, boost, unknown, beyond) in [
-        ("", true, true, true),
-        ("6.12.48", false, false, true),
-        ("6.6.0", true, false, false),
+    for (kernel, boost, unknown, beyond, stale) in [
+        ("", true, true, true, false),
+        ("6.12.48", false, false, true, false),
+        ("6.6.0", true, false, false, true),
+        ("6.6.0", false, false, true, false),
     ] {
         let host = HostCpus::read(&sdm850(kernel, boost).root());
         let options = options("[vcpu.0]\npin = 4");
@@ -278,6 +279,8 @@ fn a_reference_that_is_not_known_and_boost_beyond_a_clamp_are_told() {
             beyond,
             "{line}"
         );
+        let told = line.contains("computed without the boost that is on now");
+        assert_eq!(told, stale, "{line}");
         assert!(!line.contains('\n') && !line.contains("  "), "{line}");
     }
 }

@@ -97,6 +97,7 @@ pub fn line(options: &VcpuArgs, host: &HostCpus, vcpus: &[VcpuConfig]) -> String
         described.then(|| "--table, --domain and --capacity go before these".to_owned()),
         too_slow(vcpus),
         unknown_reference(host, vcpus),
+        (topology_source.mirrors() && host.capacities_lack_boost).then(without_boost),
         beyond_clamps(vcpus),
     ];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
@@ -150,6 +151,14 @@ fn unknown_reference(host: &HostCpus, vcpus: &[VcpuConfig]) -> Option<String> {
             khz.join(", ")
         )
     })
+}
+
+/// That the guest's capacities are the host's.
+fn without_boost() -> String {
+    "cpu_capacity was computed without the boost that is on now, and before Linux 6.8 the host's \
+     scheduler goes by it all the same, so the guest's does, too: CPUs without boost look \
+     larger than they are; switch boost off, or run Linux 6.8 or later"
+        .to_owned()
 }
 
 /// Which requests are beyond a clamp of 1024.
