@@ -19,6 +19,9 @@ pub enum Path {
     /// Memory that the guest shares, with a doorbell for its requests: of `serve` and `qemu`, or
     /// for a guest that has the project's driver.
     Shm,
+    /// Memory in the place of the registers or in the guest's RAM: requests are stores, which a
+    /// thread reads.
+    Ram,
     /// Reads from memory, writes by ioeventfd.
     #[serde(alias = "kernel")]
     Ioeventfd,
@@ -41,6 +44,8 @@ pub enum PathChoice {
     Bpf,
     /// Memory that the guest shares; needs the guest driver of this project.
     Shm,
+    /// Memory in the place of the registers; nothing exits, and requests are read each ms.
+    Ram,
 }
 
 impl fmt::Display for Path {
@@ -50,6 +55,7 @@ impl fmt::Display for Path {
             Self::Ioeventfd => "ioeventfd",
             Self::Bpf => "bpf",
             Self::Shm => "shm",
+            Self::Ram => "ram",
         })
     }
 }
@@ -152,10 +158,13 @@ pub fn offers(
     let bpf = bpf.and_then(|how| in_kvm.map(|()| how));
     let shm = facts.clone();
     let shm = shm.and_then(|facts| shm_path(&facts, needs, open_files));
+    let ram = facts.clone();
+    let ram = ram.and_then(|facts| ram_path(&facts, needs, open_files));
     let exit = Ok("each access exits to the VMM; every host has it".to_owned());
     [
         (Path::Bpf, bpf),
         (Path::Ioeventfd, ioeventfd),
+        (Path::Ram, ram),
         (Path::Shm, shm),
         (Path::Exit, exit),
     ]
@@ -230,6 +239,24 @@ fn shm_path(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String,
     ))
 }
 
+/// Registers that are memory: what the guest stores is in the host's caches or is not seen.
+fn ram_path(facts: &PathFacts, needs: &Needs, open_files: u64) -> Result<String, String> {
+    if facts.protected {
+        let why = "a protected guest has no memory of its VMM's; leave --path out";
+        return Err(why.to_owned());
+    }
+    if !facts.coherent {
+        let why = "a guest's stores go past the host's caches (no FEAT_S2FWB); leave --path out";
+        return Err(why.to_owned());
+    }
+    Needs {
+        entries: 0,
+        ..*needs
+    }
+    .are_within(open_files, "")?;
+    Ok("reads from memory; requests are stores, which a thread reads each ms".to_owned())
+}
+
 /// The path to use: the requested one, or else the best.
 ///
 /// # Errors
@@ -241,10 +268,11 @@ pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
         PathChoice::Ioeventfd => Some(Path::Ioeventfd),
         PathChoice::Bpf => Some(Path::Bpf),
         PathChoice::Shm => Some(Path::Shm),
+        PathChoice::Ram => Some(Path::Ram),
     };
     let Some(wanted) = wanted else {
-        // Linux' own driver doesn't know shared memory.
-        let mut any = offers.iter().filter(|offer| offer.path != Path::Shm);
+        // Linux' own driver doesn't know shared memory; requests in RAM are late, and have no table.
+        let mut any = offers.iter().filter(|offer| !is_for_few(offer.path));
         let best = any.find(|offer| offer.possible.is_ok());
         return Ok(best.map_or(Path::Exit, |offer| offer.path));
     };
@@ -255,13 +283,18 @@ pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
     }
 }
 
-/// A line on why a better path than this one isn't possible, if so. Each but `shm`: that wants a
-/// guest driver of its own.
+/// Whether a path is taken where the user names it alone.
+pub fn is_for_few(path: Path) -> bool {
+    matches!(path, Path::Shm | Path::Ram)
+}
+
+/// A line on why a better path than this one isn't possible, if so. Those [for few](is_for_few) are
+/// no better.
 pub fn why_no_better(offers: &[Offer], taken: Path) -> Option<String> {
     let (text, better) = match taken {
         Path::Exit => ("each access exits to the VMM", Path::Ioeventfd),
         Path::Ioeventfd => ("the path is ioeventfd, not bpf", Path::Bpf),
-        Path::Bpf | Path::Shm => return None,
+        Path::Bpf | Path::Shm | Path::Ram => return None,
     };
     let offer = offers.iter().find(|offer| offer.path == better)?;
     let why = offer.possible.as_ref().err()?;
@@ -336,7 +369,7 @@ mod tests {
         assert_eq!(choose(PathChoice::Exit, &offers), Ok(Path::Exit));
         assert!(choose(PathChoice::Bpf, &offers).is_err());
         let text = explain(&offers, Path::Ioeventfd);
-        assert_eq!(text.lines().count(), 4);
+        assert_eq!(text.lines().count(), 5);
         assert!(text.contains("path ioeventfd: taken: reads from memory; requests by 1024"));
     }
 
@@ -410,6 +443,25 @@ mod tests {
     }
 
     #[test]
+    fn registers_in_memory_want_coherent_caches_and_no_ioeventfds() {
+        let facts = PathFacts {
+            ioeventfds: Err("none".into()),
+            ..facts()
+        };
+        let needed = 6 * NEEDS.vcpus + NEEDS.domains + 3 * NEEDS.pcpus + 64;
+        let of = |facts, files| offers(no_bpf(), &Ok(facts), &NEEDS, files);
+        let enough = of(facts.clone(), needed);
+        assert_eq!(choose(PathChoice::Ram, &enough), Ok(Path::Ram));
+        assert_eq!(choose(PathChoice::Auto, &enough), Ok(Path::Exit));
+        let why = choose(PathChoice::Ram, &of(facts.clone(), needed - 1)).unwrap_err();
+        assert!(why.contains("ulimit -Hn"), "{why}");
+        let coherent = false;
+        let past = of(PathFacts { coherent, ..facts }, needed);
+        let why = choose(PathChoice::Ram, &past).unwrap_err();
+        assert!(why.contains("no FEAT_S2FWB"), "{why}");
+    }
+
+    #[test]
     fn caches_that_loads_go_past_are_named() {
         let facts = PathFacts {
             coherent: false,
@@ -432,7 +484,7 @@ mod tests {
         let how = || Ok("by programs".to_owned());
         let offers = offers(how(), &Ok(facts), &NEEDS, 65_536);
         assert_eq!(choose(PathChoice::Auto, &offers), Ok(Path::Ioeventfd));
-        for path in [PathChoice::Bpf, PathChoice::Shm] {
+        for path in [PathChoice::Bpf, PathChoice::Shm, PathChoice::Ram] {
             let why = choose(path, &offers).unwrap_err();
             assert!(
                 why.contains("a protected guest") && why.ends_with("leave --path out"),

@@ -145,7 +145,9 @@ fn paths(facts: &DoctorFacts) -> Vec<DoctorFinding> {
         _ => None,
     };
     // Only a guest that is made for it takes shared memory.
-    let offered = offered.into_iter().filter(|offer| offer.path != Path::Shm);
+    let offered = offered
+        .into_iter()
+        .filter(|offer| !path::is_for_few(offer.path));
     offered.filter_map(finding).collect()
 }
 
@@ -153,7 +155,7 @@ fn paths(facts: &DoctorFacts) -> Vec<DoctorFinding> {
 fn better_path(facts: &DoctorFacts, path: Path, used: Path, why: &str) -> DoctorFinding {
     let subject = match path {
         Path::Bpf => "path bpf",
-        Path::Exit | Path::Ioeventfd | Path::Shm => "path ioeventfd",
+        Path::Exit | Path::Ioeventfd | Path::Shm | Path::Ram => "path ioeventfd",
     };
     let (cause, step) = match why.rsplit_once("; ") {
         Some((cause, step)) => (cause, step.to_owned()),

@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use vcpufreq_bridge::Tuning;
-use vcpufreq_bridge::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
+use vcpufreq_bridge::shm::{RAM, SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_bridge::{
-    AccessPath, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot, BridgeThread,
-    Embedder, EventSink, EventStats, GuestPages, IoeventfdPlan, Offered, Totals, VcpuSnapshot,
+    AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, BridgeSnapshot,
+    BridgeThread, Embedder, EventSink, EventStats, GuestPages, IoeventfdPlan, MmioDevice, Offered,
+    Totals, VcpuSnapshot,
 };
 use vcpufreq_device::Khz;
+use vcpufreq_dt::RegionKind;
 use vcpufreq_host::{HostRoot, Tid, monotonic_ns};
 
 use crate::{
@@ -37,8 +39,8 @@ pub struct Plans {
     pub backends: Vec<Offered>,
     /// The path `ioeventfd`.
     pub ioeventfd: Option<IoeventfdPlan>,
-    /// The path `shm` alone, for the guest gets memory in the place of registers.
-    pub shared: bool,
+    /// The path `shm` or `ram` alone, for the guest gets memory in the place of registers: its kind.
+    pub memory: Option<RegionKind>,
 }
 
 /// What the path `bpf` makes of a request beside what else runs on the pCPU.
@@ -158,7 +160,12 @@ impl GuestBridge {
                 confined: confined.cloned(),
             }),
         };
-        let shared = plans.shared.then(|| SharedMemory::of(device.config()));
+        let shared = plans.memory.map(|kind| match kind {
+            RegionKind::SharedMemory => SharedMemory::of(device.config()),
+            RegionKind::Registers | RegionKind::GuestRam => {
+                SharedMemory::in_place_of_registers(device.config())
+            }
+        });
         let shared = shared
             .transpose()
             .context("can't share memory with the guest")?;
@@ -195,9 +202,10 @@ impl GuestBridge {
 
 fn shm_backend(memory: Arc<SharedMemory>) -> anyhow::Result<Offered> {
     let backend = ShmBackend::of_own_guest(memory);
+    let backend = backend.context("can't make an eventfd for each vCPU")?;
     Ok(Offered {
-        backend: Box::new(backend.context("can't make an eventfd for each vCPU")?),
-        required: Some("--path shm isn't possible".to_owned()),
+        required: Some(format!("--path {} isn't possible", backend.name())),
+        backend: Box::new(backend),
     })
 }
 
@@ -209,22 +217,21 @@ fn cpufreq(
 ) -> Cpufreq {
     let handle = bridge.handle();
     let attach: AttachHandler = Arc::new(move |vm| handle.attach(vm));
-    match shared {
-        None => Cpufreq {
-            device: bridge.mmio(),
-            size: bridge.size(),
-            attach,
-            guest_pages,
-        },
-        Some(memory) => {
-            let region = ShmRegion::new(memory, bridge.mmio());
-            Cpufreq {
-                size: region.size(),
-                device: Arc::new(region),
-                attach,
-                guest_pages,
-            }
+    let registers = bridge.mmio();
+    let (device, size): (Arc<dyn MmioDevice>, _) = match shared {
+        // With a header and a doorbell, which registers have not.
+        Some(memory) if memory.offset_in_ram().is_none() => {
+            let region = ShmRegion::new(memory, registers);
+            let size = region.size();
+            (Arc::new(region), size)
         }
+        _ => (registers, bridge.size()),
+    };
+    Cpufreq {
+        device,
+        size,
+        attach,
+        guest_pages,
     }
 }
 
@@ -324,6 +331,7 @@ fn vcpu_stats(vcpu: u16, of: VcpuSnapshot) -> VcpuStats {
             AccessPath::Exit => path::Path::Exit,
             AccessPath::Ioeventfd => path::Path::Ioeventfd,
             AccessPath::Backend(SHM) => path::Path::Shm,
+            AccessPath::Backend(RAM) => path::Path::Ram,
             AccessPath::Backend(_) => path::Path::Bpf,
         },
         pcpu: of.pcpu.map(|(pcpu, _)| pcpu),

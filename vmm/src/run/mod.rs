@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use vcpufreq_bridge::{BridgeDevice, EventStats, Totals};
-use vcpufreq_device::Device;
+use vcpufreq_device::{Device, DeviceConfig};
+use vcpufreq_dt::RegionKind;
 use vcpufreq_host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree};
 use vcpufreq_rt::{InForce, KernelHost};
 
@@ -167,9 +168,11 @@ fn run_guest(
     (offer, confined): (Option<HostOffer>, Option<Arc<Confined>>),
     stats: &Arc<EventStats>,
 ) -> anyhow::Result<(RunReport, Option<Totals>)> {
-    let region = |offer: &HostOffer| match offer.plans.shared {
-        true => topology::shared_memory(&config.vcpus, layout::CPUFREQ_BASE),
-        false => topology::registers(&config.vcpus, layout::CPUFREQ_BASE),
+    let region = |offer: &HostOffer| match offer.plans.memory {
+        Some(RegionKind::SharedMemory) => {
+            topology::shared_memory(&config.vcpus, layout::CPUFREQ_BASE)
+        }
+        _ => topology::registers(&config.vcpus, layout::CPUFREQ_BASE),
     };
     let region = offer.as_ref().map(region);
     let machine = topology::machine(&config.vcpus, region, config.standby)
@@ -177,7 +180,12 @@ fn run_guest(
     let bridge = offer
         .map(|mut offer| {
             let plans = std::mem::take(&mut offer.plans);
-            let device = make_device((&config, host, &rt), offer, stats)?;
+            let mut device = device_config(&config, host)?;
+            if plans.memory == Some(RegionKind::Registers) {
+                // Memory has no register that answers a selection.
+                device = device.without_steps();
+            }
+            let device = make_device((&config, &rt), (device, offer), stats)?;
             GuestBridge::start((device, confined.as_ref()), &config, &plans)
         })
         .transpose()?;
@@ -219,13 +227,16 @@ fn limits(config: &RunConfig) -> Limits {
     }
 }
 
+fn device_config(config: &RunConfig, host: &HostRoot) -> anyhow::Result<DeviceConfig> {
+    let options = &config.options.bridge;
+    resolve::bridge_device_config(&config.vcpus, options, host_headroom(host))
+}
+
 fn make_device(
-    (config, host, rt): (&RunConfig, &HostRoot, &RtGuest),
-    offer: HostOffer,
+    (config, rt): (&RunConfig, &RtGuest),
+    (device, offer): (DeviceConfig, HostOffer),
     stats: &Arc<EventStats>,
 ) -> anyhow::Result<BridgeDevice> {
-    let options = &config.options.bridge;
-    let device = resolve::bridge_device_config(&config.vcpus, options, host_headroom(host))?;
     let actuator = make_actuator(config, rt, &offer.chosen)?;
     let actuator = rt.actuator(actuator);
     let source = Arc::new(offer.source);

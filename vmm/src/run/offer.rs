@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use vcpufreq_bridge::{GuestPages, IoeventfdPlan};
 use vcpufreq_device::ClampMode;
+use vcpufreq_dt::RegionKind;
 use vcpufreq_host::{ActuatorFacts, ActuatorKind, Chosen, HostRoot, SysfsSource};
 
 use super::bridge::{BpfRequests, Plans, bpf_backend};
@@ -130,9 +131,13 @@ fn choose_path(
     Ok(Plans {
         backends: match taken {
             Path::Bpf => bpf_backend(wish == PathChoice::Bpf, how),
-            Path::Ioeventfd | Path::Exit | Path::Shm => Vec::new(),
+            Path::Ioeventfd | Path::Exit | Path::Shm | Path::Ram => Vec::new(),
         },
-        shared: taken == Path::Shm,
+        memory: match taken {
+            Path::Shm => Some(RegionKind::SharedMemory),
+            Path::Ram => Some(RegionKind::Registers),
+            Path::Bpf | Path::Ioeventfd | Path::Exit => None,
+        },
         ioeventfd: (taken >= Path::Ioeventfd && offered(Path::Ioeventfd))
             .then_some(IoeventfdPlan { clean, guest_pages }),
     })

@@ -6,6 +6,8 @@
 //! - What KVM does not handle exits and does the same.
 //! - A guest that resets finds the memory as it was made, and its request taken back.
 //! - When the path is lost, requests exit.
+//!
+//! And the path `ram`, whose memory is in the place of the registers: a store is a request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +17,9 @@ use vcpufreq::vm::bus::{Bus, MmioDevice};
 use vcpufreq::vm::{Cpufreq, ExitReason};
 use vcpufreq_bridge::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_bridge::{AccessPath, Bridge, BridgeConfig, Embedder, EventStats, KvmSlot, Offered};
-use vcpufreq_device::{Device, DeviceConfig, Khz, PerfTable, VcpuSpec};
+use vcpufreq_device::{
+    Device, DeviceConfig, Khz, PerfTable, REG_CUR_PERF, REG_SET_PERF, ReadReg, VcpuSpec,
+};
 use vcpufreq_host::fakes::FakeHost;
 use vcpufreq_host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
 
@@ -50,6 +54,11 @@ struct Path {
 }
 
 fn path() -> Path {
+    of(SharedMemory::of)
+}
+
+/// By the memory that `make` makes.
+fn of(make: fn(&DeviceConfig) -> std::io::Result<SharedMemory>) -> Path {
     let host = FakeHost::empty();
     host.write("sys/devices/system/cpu/possible", "0\n");
     for file in ["cpuinfo_max_freq", "scaling_cur_freq"] {
@@ -61,10 +70,14 @@ fn path() -> Path {
         capacity: Util::new(512).unwrap(),
         domain: DomainId(0),
     }]);
+    let memory = Arc::new(make(&config).unwrap());
+    let config = match memory.offset_in_ram() {
+        None => config,
+        Some(_) => config.without_steps(),
+    };
     let domains = config.domains();
     let nothing = HostActuator::build(&ActuatorKind::Nothing, &KernelTree, &domains).unwrap();
     let source = Arc::new(SysfsSource::new(&host.root(), 1).unwrap());
-    let memory = Arc::new(SharedMemory::of(&config).unwrap());
     let device = Device::new(config, nothing, source, Arc::new(EventStats::new(1, None)));
     let backend = ShmBackend::of_own_guest(memory.clone()).unwrap();
     let offered = Offered {
@@ -73,10 +86,17 @@ fn path() -> Path {
     };
     let config = BridgeConfig::new(CPUFREQ_BASE, 1, Arc::new(Strict));
     let bridge = Bridge::start(device.unwrap(), &config, &[offered]).unwrap();
-    let region = ShmRegion::new(memory, bridge.mmio());
+    let (region, size): (Arc<dyn MmioDevice>, _) = match memory.offset_in_ram() {
+        None => {
+            let region = ShmRegion::new(memory, bridge.mmio());
+            let size = region.size();
+            (Arc::new(region), size)
+        }
+        Some(_) => (bridge.mmio(), bridge.size()),
+    };
     Path {
-        size: region.size(),
-        counted: Counted::of(Arc::new(region)),
+        size,
+        counted: Counted::of(region),
         bridge,
         _host: host,
     }
@@ -132,6 +152,29 @@ fn reads_and_requests_are_no_exits() {
     assert_eq!(path.counted.exits(), (0, 0));
     let counters = path.bridge.stop().counters;
     assert_eq!((counters.requests, counters.refused), (2, 0));
+}
+
+#[test]
+fn registers_that_are_memory_have_no_exits() {
+    let Some(kvm) = kvm_or_skip() else { return };
+    let path = of(SharedMemory::in_place_of_registers);
+    let [cur, set] = [REG_CUR_PERF, REG_SET_PERF].map(|offset| u16::try_from(offset).unwrap());
+    let [len, first] = [ReadReg::PerftblLen, ReadReg::PerftblRd]
+        .map(|register| u16::try_from(register.offset()).unwrap());
+    let code = Code::default().read(len, 0).read(first, 1).read(cur, 2);
+    let code = code.write(set, TABLE_KHZ[1]).read(set, 3);
+    let read = path.run(&kvm, (code.halt(), true), 4);
+    assert_eq!(read, [1, TABLE_KHZ[2], TABLE_KHZ[2], TABLE_KHZ[1]]);
+    path.expect(TABLE_KHZ[1]);
+    // Any value: the table has one entry.
+    path.run(&kvm, (Code::default().write(set, 12_345).halt(), true), 0);
+    path.expect(12_345);
+    assert_eq!(path.counted.exits(), (0, 0));
+    // Without KVM's part the device itself answers.
+    let code = Code::default().read(len, 0).write(set, 1);
+    let read = path.run(&kvm, (code.halt(), false), 1);
+    assert_eq!((read, path.counted.exits()), (vec![1], (1, 1)));
+    assert_eq!(path.asked(), Some(Khz(1)));
 }
 
 #[test]

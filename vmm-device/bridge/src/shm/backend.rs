@@ -25,8 +25,8 @@ use crate::offload::{Doorbell, KvmOffload, OffloadState, SlotMemory};
 
 /// The name of the path with a memory of its own.
 pub const SHM: &str = "shm";
-/// The name of the path in the guest's RAM.
-const RAM: &str = "ram";
+/// The name of the path in the guest's RAM, or in the place of the registers.
+pub const RAM: &str = "ram";
 
 /// Serves a guest by shared memory, in another process or this one.
 pub struct ShmBackend {
@@ -55,14 +55,15 @@ impl ShmBackend {
         })
     }
 
-    /// For a guest of this process, which sees `memory` at the bridge's base and the doorbell's page
-    /// behind it.
+    /// For a guest of this process, which sees `memory` at the bridge's base. Behind memory with a
+    /// header it sees the doorbell's page.
     ///
     /// # Errors
     /// `EMFILE` or `ENFILE`: no more open files.
     pub fn of_own_guest(memory: Arc<SharedMemory>) -> io::Result<Self> {
         let bell = |_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
-        let bells: io::Result<Vec<_>> = (0..memory.vcpus()).map(bell).collect();
+        let bells = (0..memory.vcpus()).filter(|_| memory.offset_in_ram().is_none());
+        let bells: io::Result<Vec<_>> = bells.map(bell).collect();
         Ok(Self {
             own_guest: true,
             ..Self::new(memory, bells?.into())?

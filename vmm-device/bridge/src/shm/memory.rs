@@ -105,6 +105,19 @@ impl SharedMemory {
         })
     }
 
+    /// New pages alone, which describe the vCPUs of `config` as pages in a guest's RAM do: for a guest
+    /// of this process, which finds them in the place of the registers.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn in_place_of_registers(config: &DeviceConfig) -> io::Result<Self> {
+        let vcpus = u16::try_from(config.vcpus.len()).map_err(io::Error::other)?;
+        let file = sealed_memory(region_size(vcpus))?;
+        let memory = Self::in_guest_ram(file, 0, vcpus)?;
+        memory.start_anew(config);
+        Ok(memory)
+    }
+
     /// Where the pages are in the file of the guest's RAM, if they are there.
     #[must_use]
     pub fn offset_in_ram(&self) -> Option<u64> {

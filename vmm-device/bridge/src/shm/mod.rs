@@ -14,7 +14,8 @@
 //! layout of the registers with a table of one entry, and the worker reads the requests.
 //!
 //! A VMM can offer the same to its own guest: [`ShmBackend::of_own_guest`], whose doorbells are
-//! KVM's, and a [`ShmRegion`] on its bus for accesses that exit.
+//! KVM's, and a [`ShmRegion`] on its bus for accesses that exit; or with memory [in the place of the
+//! registers](SharedMemory::in_place_of_registers), and the registers on its bus.
 
 mod backend;
 mod ivshmem;
@@ -24,7 +25,7 @@ mod region;
 mod requests;
 mod threads;
 
-pub use backend::{SHM, ShmBackend};
+pub use backend::{RAM, SHM, ShmBackend};
 pub use ivshmem::{hand_over, refuse};
 pub use layout::{DOORBELL_PAGE, size};
 pub use memory::{SharedMemory, sealed_memory};
