@@ -73,6 +73,7 @@ pub struct EventStats {
     maintenance: OnceLock<Thread>,
     first_refusal: OnceLock<ActuateError>,
     governors_lost: AtomicU64,
+    governors_off: AtomicU64,
     pins_lost: AtomicU64,
 }
 
@@ -234,7 +235,12 @@ impl EventStats {
         match change {
             HostEvent::Governor {
                 schedutil: false, ..
-            } => _ = self.governors_lost.fetch_add(1, Relaxed),
+            } => {
+                self.governors_lost.fetch_add(1, Relaxed);
+                self.governors_off.fetch_add(1, Relaxed);
+            }
+            // Each policy is first found to have left it.
+            HostEvent::Governor { .. } => _ = self.governors_off.fetch_sub(1, Relaxed),
             HostEvent::Pin { pinned: false, .. } => _ = self.pins_lost.fetch_add(1, Relaxed),
             _ => {}
         }
@@ -244,9 +250,10 @@ impl EventStats {
     }
 
     /// How often a policy was found to have left schedutil, and a vCPU's thread
-    /// its pCPUs.
-    pub fn lost_on_host(&self) -> [u64; 2] {
-        [&self.governors_lost, &self.pins_lost].map(|count| count.load(Relaxed))
+    /// its pCPUs; and how many policies are under another governor than schedutil now.
+    pub fn lost_on_host(&self) -> [u64; 3] {
+        let counts = [&self.governors_lost, &self.pins_lost, &self.governors_off];
+        counts.map(|count| count.load(Relaxed))
     }
 
     /// The first thing that the host refused.
@@ -279,7 +286,7 @@ impl Events for EventStats {
 #[cfg(test)]
 mod tests {
     //! The first refusal is kept, a failed read remembered once, and what is lost on the host is
-    //! counted.
+    //! counted, also what is lost still.
 
     use vcpufreq_device::{DomainId, SourceError};
 
@@ -315,7 +322,7 @@ mod tests {
             let vcpu = VcpuId(0);
             stats.host_changed(HostEvent::Pin { vcpu, pinned });
         }
-        assert_eq!(stats.lost_on_host(), [2, 1]);
+        assert_eq!(stats.lost_on_host(), [2, 1, 1]);
     }
 
     #[test]

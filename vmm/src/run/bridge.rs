@@ -293,6 +293,7 @@ fn stats(pid: u32, bridge: &BridgeHandle, times: &TimeInState) -> Stats {
         vcpus,
         accesses_outside,
         governors_lost,
+        governors_off,
         pins_lost,
         tunings,
     } = bridge.snapshot();
@@ -304,6 +305,7 @@ fn stats(pid: u32, bridge: &BridgeHandle, times: &TimeInState) -> Stats {
         vcpus: vcpus.map(|(vcpu, of)| vcpu_stats(vcpu, of)).collect(),
         accesses_outside,
         governors_lost,
+        governors_off,
         pins_lost,
         tunings: tunings.iter().map(|of| tuning_stats(of, now_ns)).collect(),
         policies: times.now(),

@@ -38,6 +38,7 @@ fn vm() -> Stats {
         vcpus: vcpus.into(),
         accesses_outside: 0,
         governors_lost: 0,
+        governors_off: 0,
         pins_lost: 0,
         tunings: vec![TuningStats::default()],
         policies: vec![PolicyTimes {
@@ -217,7 +218,7 @@ fn answer() -> impl Strategy<Value = Value> {
     let wide = prop::collection::vec(number(u64::MAX), 4);
     (vcpus, policies, wide).prop_map(|(vcpus, policies, wide)| {
         json!({"pid": 1, "at_ns": wide[0], "vcpus": vcpus, "accesses_outside": wide[1],
-            "governors_lost": wide[2], "pins_lost": wide[3], "policies": policies})
+            "governors_lost": wide[2], "governors_off": wide[2], "pins_lost": wide[3], "policies": policies})
     })
 }
 

@@ -28,6 +28,16 @@ enum Kind {
     Hertz,
 }
 
+impl Kind {
+    /// The end of a sample's name.
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Counter => "_total",
+            Self::Gauge | Self::Hertz => "",
+        }
+    }
+}
+
 const FAMILIES: [Family; 15] = [
     Family {
         name: "vcpufreq_vcpu",
@@ -154,22 +164,31 @@ const FAMILIES: [Family; 15] = [
     },
 ];
 
-/// A counter of a VM: name, help, value.
-type OfVm = (&'static str, &'static str, fn(&Stats) -> u64);
+/// What is measured of a VM: name, type, help, value.
+type OfVm = (&'static str, Kind, &'static str, fn(&Stats) -> u64);
 
-const OF_VM: [OfVm; 3] = [
+const OF_VM: [OfVm; 4] = [
     (
         "vcpufreq_accesses_outside",
+        Kind::Counter,
         "Accesses behind the last vCPU's page",
         |of| of.accesses_outside,
     ),
     (
         "vcpufreq_governors_lost",
+        Kind::Counter,
         "Policies found under another governor than schedutil",
         |of| of.governors_lost,
     ),
     (
+        "vcpufreq_governors_off",
+        Kind::Gauge,
+        "Policies that are under another governor than schedutil now",
+        |of| of.governors_off,
+    ),
+    (
         "vcpufreq_pins_lost",
+        Kind::Counter,
         "vCPUs found off the pCPUs that they are pinned to",
         |of| of.pins_lost,
     ),
@@ -206,11 +225,7 @@ const PCPU: [&str; 2] = [
 pub fn openmetrics(vms: &[Stats]) -> String {
     let mut text = String::new();
     for family in FAMILIES {
-        let total = if family.kind == Kind::Counter {
-            "_total"
-        } else {
-            ""
-        };
+        let total = family.kind.suffix();
         head(&mut text, family.name, family.kind, family.help);
         for (labels, vcpu) in each_vcpu(vms) {
             let known = (family.of)(vcpu).into_iter();
@@ -224,15 +239,11 @@ pub fn openmetrics(vms: &[Stats]) -> String {
             }
         }
     }
-    for (name, help, of) in OF_VM {
-        head(&mut text, name, Kind::Counter, help);
+    for (name, kind, help, of) in OF_VM {
+        head(&mut text, name, kind, help);
         for vm in vms {
-            line(
-                &mut text,
-                (name, "_total"),
-                &format!("pid=\"{}\"", vm.pid),
-                of(vm),
-            );
+            let labels = format!("pid=\"{}\"", vm.pid);
+            line(&mut text, (name, kind.suffix()), &labels, of(vm));
         }
     }
     for (name, help, of) in OF_TIMES {
@@ -242,6 +253,7 @@ pub fn openmetrics(vms: &[Stats]) -> String {
         }
     }
     tunings(&mut text, vms);
+    caps(&mut text, vms);
     residency(&mut text, vms);
     text + "# EOF\n"
 }
@@ -263,6 +275,21 @@ fn tunings(text: &mut String, vms: &[Stats]) {
                 khz.into_iter()
                     .for_each(|khz| line(text, (TUNED, ""), &labels, hz(khz)));
             }
+        }
+    }
+}
+
+/// Lowered maxima of policies.
+const CAPPED: &str = "vcpufreq_capped_hertz";
+
+fn caps(text: &mut String, vms: &[Stats]) {
+    let help = "The highest frequency that a policy may have now, if that is below its pCPUs' own";
+    head(text, CAPPED, Kind::Hertz, help);
+    for vm in vms {
+        for policy in &vm.policies {
+            let labels = format!("pid=\"{}\",policy=\"{}\"", vm.pid, policy.policy);
+            let khz = policy.capped_khz.into_iter();
+            khz.for_each(|khz| line(text, (CAPPED, ""), &labels, hz(khz)));
         }
     }
 }
@@ -314,11 +341,13 @@ fn line(text: &mut String, (name, suffix): (&str, &str), labels: &str, value: u6
     let _ = writeln!(text, "{name}{suffix}{{{labels}}} {value}");
 }
 
-/// Bucket *n* of [`Times`] has times below 2^n ns, the last one all others.
+/// Bucket *n* of [`Times`] has times below 2^n ns, the last one all others. All are there, the empty
+/// ones too: Prometheus sees no growth in the first sample of a series.
 fn buckets(text: &mut String, name: &str, labels: &str, times: &Times) {
     let mut sum = 0_u64;
-    for (bucket, count) in (0..HISTOGRAM_BUCKETS - 1).zip(&times.buckets) {
-        sum = sum.saturating_add(*count);
+    for bucket in 0..HISTOGRAM_BUCKETS - 1 {
+        let count = times.buckets.get(bucket);
+        sum = sum.saturating_add(count.copied().unwrap_or_default());
         let below_ns = 1_u64 << bucket;
         let le = format!(
             "{}.{:09}",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises: each family is there once, with the samples of all VMs; what is unknown has no
 //! sample; buckets add up; the text is OpenMetrics to the letter, with its end mark; the
-//! dashboard is JSON whose queries use metrics and variables that exist.
+//! dashboard is JSON whose queries use metrics and variables that exist, and so do the alerts.
 
 use std::collections::BTreeSet;
 
@@ -38,8 +38,10 @@ fn vm(pid: u32) -> Stats {
                 khz: 600_000,
                 us: 10_000,
             }],
-            capped_khz: None,
+            capped_khz: Some(1_400_000),
         }],
+        governors_lost: 2,
+        governors_off: 1,
         ..Stats::default()
     }
 }
@@ -186,14 +188,14 @@ fn each_family_is_there_once_with_the_samples_of_all_vms() {
     let mut names: Vec<_> = types.collect();
     assert_eq!(
         names.len(),
-        FAMILIES.len() + OF_VM.len() + OF_TIMES.len() + 3
+        FAMILIES.len() + OF_VM.len() + OF_TIMES.len() + 4
     );
     names.dedup();
     names.sort_unstable();
     names.dedup();
     assert_eq!(
         names.len(),
-        FAMILIES.len() + OF_VM.len() + OF_TIMES.len() + 3
+        FAMILIES.len() + OF_VM.len() + OF_TIMES.len() + 4
     );
     for line in [
         "# TYPE vcpufreq_requests counter",
@@ -203,6 +205,9 @@ fn each_family_is_there_once_with_the_samples_of_all_vms() {
         "vcpufreq_requested_hertz{pid=\"42\",vcpu=\"0\"} 1800000000",
         "vcpufreq_uclamp{pid=\"42\",vcpu=\"0\",bound=\"min\"} 657",
         "vcpufreq_accesses_outside_total{pid=\"42\"} 3",
+        "vcpufreq_governors_lost_total{pid=\"42\"} 2",
+        "vcpufreq_governors_off{pid=\"42\"} 1",
+        "vcpufreq_capped_hertz{pid=\"42\",policy=\"0\"} 1400000000",
         "vcpufreq_requested_seconds_total{pid=\"42\",vcpu=\"0\",hertz=\"600000000\"} 2.000007",
     ] {
         assert!(text.lines().any(|one| one == line), "{line}\n{text}");
@@ -247,14 +252,43 @@ fn buckets_add_up_to_all_times() {
     let own = text.lines().filter_map(|line| {
         line.strip_prefix("vcpufreq_clamp_seconds_bucket{pid=\"42\",vcpu=\"0\",le=")
     });
-    let expected = [
-        "\"0.000000001\"} 0",
-        "\"0.000000002\"} 0",
-        "\"0.000000004\"} 1",
-        "\"0.000000008\"} 3",
-        "\"+Inf\"} 6",
-    ];
-    assert_eq!(own.collect::<Vec<_>>(), expected);
+    let own: Vec<_> = own.collect();
+    // Those without a time too.
+    assert_eq!(own.len(), HISTOGRAM_BUCKETS, "{own:?}");
+    let first = ["1\"} 0", "2\"} 0", "4\"} 1", "8\"} 3"].map(|end| format!("\"0.00000000{end}"));
+    assert_eq!(own[..4], first);
+    let last = ["\"274.877906944\"} 3", "\"+Inf\"} 6"];
+    assert_eq!(own[HISTOGRAM_BUCKETS - 2..], last);
+}
+
+/// The metrics of a query of Prometheus that `text` of a VM has not, or that it has none.
+fn absent<'a>(query: &'a str, there: &BTreeSet<&str>) -> Vec<&'a str> {
+    let metrics = query.split(|c| !is_name(c));
+    let mut metrics = metrics.filter(|word| word.starts_with("vcpufreq_"));
+    let first = metrics.next().unwrap_or("no metric");
+    let all = [first].into_iter().chain(metrics);
+    all.filter(|name| !there.contains(name)).collect()
+}
+
+fn is_name(c: char) -> bool {
+    c.is_ascii_lowercase() || c == '_'
+}
+
+#[test]
+fn the_alerts_ask_for_metrics_that_are_there() {
+    let text = openmetrics(&[vm(42)]);
+    let there = strictly_read(&text).unwrap();
+    let rules = include_str!("../../docs/examples/vcpufreq-rules.yml");
+    let queries = rules
+        .split("expr: ")
+        .skip(1)
+        .filter_map(|rest| rest.split_once("labels:"));
+    let queries: Vec<_> = queries.map(|(query, _)| query).collect();
+    assert_eq!(queries.len(), 4, "{queries:?}");
+    for query in queries {
+        let absent = absent(query, &there);
+        assert!(absent.is_empty(), "{query}: {absent:?} of {there:?}");
+    }
 }
 
 #[test]
@@ -278,12 +312,7 @@ fn the_dashboard_asks_for_metrics_that_are_there() {
         .map(|target| text_of(&target["expr"]))
         .chain(queries)
     {
-        let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
-        let metrics = query.split(|c: char| !is_name(c));
-        let mut metrics = metrics.filter(|word| word.starts_with("vcpufreq_"));
-        let one = metrics.next().unwrap_or("no metric");
-        let absent = [one].into_iter().chain(metrics);
-        let absent: Vec<_> = absent.filter(|name| !there.contains(name)).collect();
+        let absent = absent(query, &there);
         assert!(absent.is_empty(), "{query}: {absent:?} of {there:?}");
         let used = query.split('$').skip(1);
         let used = used.filter_map(|rest| rest.split(|c| !is_name(c)).next());

@@ -266,6 +266,7 @@ mod tests {
             vcpus: Vec::new(),
             accesses_outside: 0,
             governors_lost: 0,
+            governors_off: 0,
             pins_lost: 0,
             tunings: Vec::new(),
             policies: times.now(),
@@ -288,6 +289,7 @@ mod tests {
                 .into(),
             accesses_outside: 0,
             governors_lost: 0,
+            governors_off: 0,
             pins_lost: 0,
             tunings: Vec::new(),
             policies: vec![PolicyTimes {

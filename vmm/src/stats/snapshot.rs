@@ -20,6 +20,9 @@ pub struct Stats {
     /// How often a policy that the vCPUs may be on was found under another
     /// governor than schedutil, after schedutil.
     pub governors_lost: u64,
+    /// How many of these policies are under another governor than schedutil now.
+    #[serde(default)]
+    pub governors_off: u64,
     /// How often a vCPU's thread was found to run elsewhere than on the pCPUs
     /// that it is pinned to.
     pub pins_lost: u64,

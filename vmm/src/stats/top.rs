@@ -165,6 +165,7 @@ mod tests {
             vcpus: vec![vcpu],
             accesses_outside: 0,
             governors_lost: 0,
+            governors_off: 0,
             pins_lost: 0,
             tunings: Vec::new(),
             policies: Vec::new(),

@@ -70,6 +70,8 @@ pub struct BridgeSnapshot {
     pub accesses_outside: u64,
     /// How often a policy was found to have left schedutil.
     pub governors_lost: u64,
+    /// How many policies are under another governor than schedutil now.
+    pub governors_off: u64,
     /// How often a vCPU's thread was found elsewhere than on its pCPUs.
     pub pins_lost: u64,
     /// What programs on the host have set beside the guest's requests.
@@ -93,7 +95,7 @@ impl Totals {
     /// Of a device.
     pub fn of<A: Actuator, S: Source>(device: &Device<A, S, Arc<EventStats>>) -> Self {
         let vcpus = (0..u16::MAX).map_while(|vcpu| device.counters(VcpuId(vcpu)));
-        let [governors_lost, pins_lost] = device.events().lost_on_host();
+        let [governors_lost, pins_lost, _] = device.events().lost_on_host();
         Self {
             counters: vcpus.fold(CounterSnapshot::default(), std::ops::Add::add),
             outside: device.accesses_outside(),
@@ -110,13 +112,14 @@ impl BridgeSnapshot {
         taken: &OffloadState,
     ) -> Self {
         let vcpus = (0..=u16::MAX).map(VcpuId).zip(&device.config().vcpus);
-        let [governors_lost, pins_lost] = device.events().lost_on_host();
+        let [governors_lost, pins_lost, governors_off] = device.events().lost_on_host();
         Self {
             vcpus: vcpus
                 .map(|(vcpu, spec)| VcpuSnapshot::of(device, taken, (vcpu, spec)))
                 .collect(),
             accesses_outside: device.accesses_outside(),
             governors_lost,
+            governors_off,
             pins_lost,
             tunings: Vec::new(),
         }
