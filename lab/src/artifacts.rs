@@ -17,7 +17,7 @@ use crate::out;
 use crate::progress::Step;
 use crate::root::Root;
 use crate::tree::RootUse;
-use crate::{board, debian, libvirt, own_kernel, qemu, systemd, tools};
+use crate::{board, debian, libvirt, monitoring, own_kernel, qemu, systemd, tools};
 
 pub const HOST_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
@@ -74,6 +74,8 @@ pub struct HostContents<'a> {
     pub firmware: bool,
     /// Whether it has libvirt.
     pub libvirt: bool,
+    /// Whether it has Prometheus.
+    pub monitoring: bool,
     /// Whether its disk is the guest's.
     pub disk: bool,
     /// The guests' driver, a module's name, where the host has kernel and modules as a board has them.
@@ -162,6 +164,9 @@ impl Artifacts {
         }
         if guest.libvirt {
             libvirt::add(&mut archive, &self.cache, &self.root)?;
+        }
+        if guest.monitoring {
+            monitoring::add(&mut archive, self.tools(), &self.repo)?;
         }
         let program = match guest.package {
             Some(package) => package.join("usr/bin/vcpufreq"),

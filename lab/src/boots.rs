@@ -163,6 +163,8 @@ const BOOTS: &[Boot] = &[
     boot(Long, 80, "2+2", &["trace"]),
     // Its init system is systemd.
     boot(Long, 200, "2+2", &["systemd"]),
+    // Its host has Prometheus.
+    boot(Long, 100, "2+2", &["metrics"]),
     // Its host has stock QEMU.
     Boot {
         vmm: GuestVmm::Qemu,

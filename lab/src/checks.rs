@@ -11,6 +11,7 @@ use crate::child_output::{self, CARGO_BAR, machine_cargo, output};
 use crate::cross::{self, HOST_FEATURES};
 use crate::kernel_source;
 use crate::known::KnownVersions;
+use crate::monitoring;
 use crate::progress::{Step, above};
 use crate::publish;
 use crate::set::Set;
@@ -18,7 +19,8 @@ use crate::supply;
 use crate::verdict::{TestResult, Verdict, tell};
 
 /// A set's checks of formatting, lints and dependencies, which seldom change. The long set has the lints
-/// for x86-64 and those of the machine's own compiler: they look at the same sources as the short set's.
+/// for x86-64 and those of the machine's own compiler, which look at the same sources as the short set's,
+/// and what is for Prometheus and Grafana.
 pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<TestResult>> {
     let (cache, root) = artifacts.tools();
     let known = KnownVersions::read(repo)?;
@@ -43,6 +45,7 @@ pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<TestR
     if set == Set::Long {
         tried.extend(machine_lints(&known, repo)?);
         tried.extend(supply::dependencies(cache, repo)?);
+        tried.extend(monitoring::checks(cache, root, repo)?);
     }
     tried.iter().for_each(tell);
     Ok(tried)

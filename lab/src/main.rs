@@ -39,6 +39,7 @@ mod kernel;
 mod kernel_source;
 mod known;
 mod libvirt;
+mod monitoring;
 mod namespace;
 mod out;
 mod own_kernel;

@@ -18,6 +18,7 @@ use crate::emulator::{Board, Disk, EmulatorOutcome};
 use crate::guest_disk;
 use crate::kernel::{Flavor, Kernel};
 use crate::libvirt;
+use crate::monitoring;
 use crate::out;
 use crate::own_kernel;
 use crate::progress::{Step, above};
@@ -369,6 +370,7 @@ impl Options {
             qemu: qemu::needed(self.vmm, scenarios),
             firmware: qemu::firmware_needed(scenarios),
             libvirt: libvirt::needed(scenarios),
+            monitoring: monitoring::needed(scenarios),
             disk: guest_disk::needed(scenarios),
             board: board::needed(scenarios).then(|| self.driver.module()),
         };

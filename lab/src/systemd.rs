@@ -11,9 +11,10 @@ use crate::debian;
 use crate::initramfs::Initramfs;
 
 /// The scenarios that need it.
-const SCENARIOS: [&str; 5] = [
+const SCENARIOS: [&str; 6] = [
     "libvirt",
     "libvirt-rt",
+    "metrics",
     "qemu-service",
     "scx-unit",
     "systemd",

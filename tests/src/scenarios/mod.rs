@@ -88,6 +88,7 @@ fn other(name: &str, plan: &Plan) -> Result<Value> {
         "doctor" => device::basics::doctor(plan),
         "flood" | "flood:worker" | "flood:uart" => device::flood::run(plan, name),
         "memory" => device::memory::run(plan),
+        "metrics" => device::metrics::run(plan),
         "no-exit" => paths::no_exit::run(plan),
         "no-uclamp" => device::no_uclamp::run(plan),
         "order" => paths::order::run(plan),

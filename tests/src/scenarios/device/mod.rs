@@ -31,6 +31,8 @@ pub mod many_vcpus;
 #[cfg(feature = "scenarios")]
 pub mod memory;
 #[cfg(feature = "scenarios")]
+pub mod metrics;
+#[cfg(feature = "scenarios")]
 pub mod no_uclamp;
 pub mod opps;
 #[cfg(feature = "scenarios")]

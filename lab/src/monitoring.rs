@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What this project ships for Prometheus and Grafana, judged by their own tools: the alert rules by
+//! Debian's promtool, the dashboard by Grafana's schema, a package of npm with types for TypeScript.
+//!
+//! ```text
+//! vcpufreq-rules.yml, rules-test.yml ─▶ promtool check rules, test rules
+//! grafana.json, as a constant of the type Dashboard ─▶ tsc
+//! ```
+//! And Prometheus itself for the host of the scenario `metrics`, with what that scrapes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::arch::Arch;
+use crate::cache::{Cache, key};
+use crate::check_cache::{Check, CheckPlace};
+use crate::child_output;
+use crate::initramfs::Initramfs;
+use crate::kernel::ModuleSource;
+use crate::namespace::{self, Users};
+use crate::packages;
+use crate::progress::Step;
+use crate::root::Root;
+use crate::verdict::TestResult;
+use crate::{debian, systemd};
+
+/// The scenario with Prometheus on its host.
+const SCENARIO: &str = "metrics";
+const PROMETHEUS: &str = "bin/prometheus";
+/// Below `docs/examples`: where the host has them.
+const UNITS: [&str; 2] = ["vcpufreq-metrics.socket", "vcpufreq-metrics@.service"];
+const SETTINGS: [&str; 2] = ["prometheus.yml", "vcpufreq-rules.yml"];
+
+const TOOLS: [&str; 3] = ["node-typescript", "npm", "prometheus"];
+/// Version that the dashboard was written for; a newer one may have other types.
+const SCHEMA: &str = "@grafana/schema@13.2.3";
+const EXAMPLES: ModuleSource = ModuleSource {
+    name: "monitoring",
+    folders: &["docs/examples", "lab/monitoring"],
+};
+
+/// Runs npm of the tree $1, for a package $2 in its /schema: with this machine's addresses and certificates.
+const INSTALL: &str = r#"
+    set -e
+    cd "$1"
+    # Unpacked and not installed: links that programs name their loader by are missing.
+    for name in lib lib64; do [ -e $name ] || ln -s usr/$name $name; done
+    mkdir -p dev proc etc/ssl/certs schema
+    mount --rbind /dev dev
+    mount --rbind /proc proc
+    mount --bind /etc/ssl/certs etc/ssl/certs
+    cp /etc/resolv.conf /etc/hosts etc
+    exec env -i HOME=/schema NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt \
+        /usr/sbin/chroot . /usr/bin/node /usr/share/nodejs/npm/bin/npm-cli.js \
+        install --prefix /schema --ignore-scripts --no-audit --no-fund "$2"
+"#;
+/// Judges the dashboard by the schema that the tree $1 has. Debian's node has parts of its own in
+/// /usr/share.
+const JUDGE: &str = r#"
+    mount --bind "$1/usr/share" /usr/share
+    mkdir /tmp/dashboard
+    cd /tmp/dashboard
+    ln -s "$1/schema/node_modules" .
+    {
+        echo "import type { Dashboard } from '@grafana/schema';"
+        echo 'export const dashboard: Dashboard ='
+        cat /src/docs/examples/grafana.json
+    } >dashboard.ts
+    "$1/usr/bin/node" /usr/share/nodejs/typescript/lib/tsc.js --noEmit --strict --skipLibCheck \
+        --module node16 --moduleResolution node16 dashboard.ts
+"#;
+
+/// Carries the checks out.
+pub fn checks(cache: &Cache, root: &Root, repo: &Path) -> Result<Vec<TestResult>> {
+    let tree = root.inside(&tools(cache, root)?)?;
+    let promtool = format!("{tree}/usr/bin/promtool");
+    let rules = "docs/examples/vcpufreq-rules.yml";
+    let config = "docs/examples/prometheus.yml";
+    let checks = [
+        (
+            "promtool check config",
+            vec![&*promtool, "check", "config", config],
+        ),
+        (
+            "promtool check rules",
+            vec![&promtool, "check", "rules", rules],
+        ),
+        (
+            "promtool test rules",
+            vec![&promtool, "test", "rules", "lab/monitoring/rules-test.yml"],
+        ),
+        (
+            "dashboard by the schema of Grafana",
+            vec!["sh", "-ec", JUDGE, "sh", &tree],
+        ),
+    ];
+    // The tree's programs are of the root's release, and run with their own libraries.
+    let libraries = format!("LD_LIBRARY_PATH={tree}/usr/lib/x86_64-linux-gnu");
+    let tried = checks.into_iter().map(|(name, words)| {
+        let check = Check {
+            name: name.replace(' ', "-"),
+            source: EXAMPLES,
+            command: words.into_iter().map(str::to_owned).collect(),
+            place: CheckPlace::Checkout(vec![libraries.clone()]),
+        };
+        check.tried(name.to_owned(), (cache, root), repo)
+    });
+    Ok(tried.collect())
+}
+
+/// The tree of the tools, with Grafana's schema.
+fn tools(cache: &Cache, root: &Root) -> Result<PathBuf> {
+    let list = TOOLS.join(",");
+    let id = root.id();
+    let parts = [&*id, &list, SCHEMA, INSTALL].map(str::as_bytes);
+    let dir = cache.entry("monitoring", &key(parts), |to| {
+        let place = (Arch::X86_64, "promtool, npm (about 105 MB to fetch)");
+        packages::unpack(root, to, place, &TOOLS, &[])?;
+        let step = Step::start(SCHEMA);
+        let mut install = namespace::command(Users::Root);
+        install.args(["/bin/sh", "-c", INSTALL, "sh"]);
+        let (installed, text) = child_output::output(install.arg(to.join("tree")).arg(SCHEMA))?;
+        ensure!(
+            installed,
+            "cannot fetch {SCHEMA} from npm's registry (is the network up?): {text}"
+        );
+        step.done();
+        Ok(())
+    })?;
+    Ok(dir.join("tree"))
+}
+
+/// Whether a run of these scenarios needs Prometheus.
+pub fn needed(scenarios: &[String]) -> bool {
+    scenarios.iter().any(|name| name == SCENARIO)
+}
+
+/// Adds Prometheus, its settings and the units that it scrapes to a host's initial file system.
+pub fn add(archive: &mut Initramfs, (cache, root): (&Cache, &Root), repo: &Path) -> Result<()> {
+    let place = (Arch::Arm64, "prometheus");
+    let usr = packages::unpacked(cache, root, place, &["prometheus"])?.join("usr");
+    debian::add(archive, root, (Arch::Arm64, Some(&usr)), &[PROMETHEUS])?;
+    let examples = repo.join("docs/examples");
+    let units = UNITS.map(|name| (systemd::UNITS, name));
+    let settings = SETTINGS.map(|name| ("etc/prometheus", name));
+    for (folder, name) in units.into_iter().chain(settings) {
+        let path = examples.join(name);
+        let text = fs::read(&path).with_context(|| path.display().to_string())?;
+        archive.file(&format!("{folder}/{name}"), &text)?;
+    }
+    Ok(())
+}
