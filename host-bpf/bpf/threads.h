@@ -5,6 +5,12 @@
 #ifndef VCPUFREQ_THREADS_H
 #define VCPUFREQ_THREADS_H
 
+/*
+ * Set before loading: whether an actuator is `scx`. If none is, the verifier does
+ * not look at that code, which takes it two thirds of all its time.
+ */
+const volatile bool by_scx SEC(".rodata.scx") = true;
+
 struct task_struct *bpf_task_from_pid(__s32 pid) __ksym;
 void bpf_task_release(struct task_struct *p) __ksym;
 
@@ -49,7 +55,7 @@ __noinline int ask_scx(__u32 number, __u32 own)
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
 	struct task_struct *p;
 
-	if (!v || !domain || !scx_is_on())
+	if (!by_scx || !v || !domain || !scx_is_on())
 		return 0;
 	for (int i = 0; i < 4; i++) {
 		bounds = READ_ONCE(domain->bounds);
@@ -99,8 +105,10 @@ static __always_inline void forget_thread(const struct vcpufreq_bpf_vm *v, __u32
 	on = dispatch_on(p->thread_info.cpu);
 	if (on)
 		__sync_val_compare_and_swap(&on->place, is, 0);
-	scx_request(p, 0);
-	scx_leave(p);
+	if (by_scx) {
+		scx_request(p, 0);
+		scx_leave(p);
+	}
 	bpf_task_release(p);
 }
 

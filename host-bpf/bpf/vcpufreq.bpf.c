@@ -351,7 +351,7 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 	}
 	if (by_module)
 		return actuate(vcpu, policy, domain, event);
-	if (policy->actuator == VCPUFREQ_BPF_SCX &&
+	if (by_scx && policy->actuator == VCPUFREQ_BPF_SCX &&
 	    ask_scx(event->domain, event->writer + 1)) {
 		count(&vcpu->in_kernel);
 		return VCPUFREQ_BPF_IN_KERNEL;
@@ -449,7 +449,7 @@ int vcpufreq_register(struct vcpufreq_bpf_call *call)
 	bpf_map_update_elem(&tids, &id, &pid, BPF_ANY);
 	thread->place = VCPUFREQ_PLACE(v->slot, id);
 	policy = policy_of(id);
-	if (policy && policy->actuator == VCPUFREQ_BPF_SCX)
+	if (by_scx && policy && policy->actuator == VCPUFREQ_BPF_SCX)
 		return join_scx(policy);
 	return 0;
 }

@@ -29,7 +29,7 @@ pub(crate) struct Sizes {
     pub domains: u32,
     /// Bytes of the ring of events; `None`: the object's own.
     pub events: Option<u32>,
-    /// Whether the maps of the actuator `scx` are the service's; else they are empty.
+    /// Whether the programs set targets of `scx`, whose maps are the service's then; else they are empty.
     pub scx: bool,
 }
 
@@ -166,6 +166,12 @@ fn set_up(open: &mut OpenObject, sizes: Sizes, hooks: &Dispatcher) -> Result<(),
             continue;
         }
         let entries = match map.name().to_str() {
+            Some(".rodata.scx") => {
+                if let Some([by_scx, ..]) = map.initial_value_mut() {
+                    *by_scx = sizes.scx.into();
+                }
+                continue;
+            }
             Some("cpus") => sizes.cpus,
             Some("vcpus" | "policies" | "tids") => sizes.vcpus,
             Some("pages") => sizes.pages,
