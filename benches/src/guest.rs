@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -25,6 +26,8 @@ pub struct Guest {
     pub vcpus: Vec<(u32, i32)>,
     /// The VMM, and QEMU's prefix if there is one.
     pub processes: Vec<u32>,
+    /// From the start of those to the load program's first line.
+    pub first_process_after: Duration,
 }
 
 impl Guest {
@@ -37,7 +40,10 @@ impl Guest {
     ) -> Result<Self> {
         let words = format!("{} {words}", args.guest_cmdline);
         let shaped = (shape, for_all);
-        let mut console = LoadClient::start(command(machine, shaped, words.trim(), args)?)?;
+        let command = command(machine, shaped, words.trim(), args)?;
+        let started = Instant::now();
+        let mut console = LoadClient::start(command)?;
+        let first_process_after = started.elapsed();
         for module in &args.guest_module {
             console.ask(&format!("insmod {module}"))?;
         }
@@ -75,6 +81,7 @@ impl Guest {
             console,
             vcpus,
             processes,
+            first_process_after,
         };
         guest.reserve_as_host();
         if shape.bridge.is_some() {

@@ -12,6 +12,7 @@
 //! host's within a tick, and has the bounds that hold and those that don't.
 
 mod args;
+mod boot;
 mod bounds;
 mod calibrate;
 mod charged;
@@ -188,7 +189,17 @@ fn measure_variant(
 ) {
     eprintln!("vcpufreq: {}", variant.name());
     let own = scenarios.iter().filter(|one| one.is_for(variant));
-    let mut todo: Vec<&Scenario> = own.copied().collect();
+    let (boots, mut todo): (Vec<&Scenario>, Vec<&Scenario>) =
+        own.copied().partition(|scenario| scenario.boots());
+    for scenario in boots {
+        let what = (scenario, variant);
+        let measured = boot::times((setting.0, setting.2), what, progress);
+        progress.ended(scenario);
+        match measured {
+            Ok(times) => report.add_times(scenario, variant, times),
+            Err(error) => report.failed(scenario, variant, &format!("{error:#}")),
+        }
+    }
     // Those that share a guest one after the other.
     todo.sort_by_key(|scenario| scenario.guests());
     while let Some(first) = todo.first() {
@@ -262,7 +273,9 @@ fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
     let asked = |one: &&Scenario| names.iter().any(|name| one.is_called(name));
     let chosen: Vec<_> = all().filter(asked).collect();
     let measures = |variant: Variant| chosen.iter().any(|one| one.is_for(variant));
-    if let Some(variant) = args.variants().find(|variant| !measures(*variant)) {
+    let asked = |variant: &Variant| args.variant.contains(variant);
+    let idle = |variant: &Variant| !measures(*variant);
+    if let Some(variant) = args.variants().filter(asked).find(idle) {
         anyhow::bail!(
             "none of these scenarios is measured on {}; name another one with --scenario",
             variant.name()

@@ -102,18 +102,13 @@ impl Metric {
                 let uj = observed.energy_uj(machine, start.us, observed.mark("end")?.us)?;
                 per(observed.jobs()?, 1_000_000_000, uj)
             }
-            Self::FrameTime(_)
-            | Self::Late
-            | Self::Cycles
-            | Self::JobScore
-            | Self::Fairness
-            | Self::JobEnergy => self.of_job(machine, observed),
+            _ => self.of_job(machine, observed),
         }
     }
 }
 
 impl Metric {
-    /// The figures of jobs of several threads: in the time that counts.
+    /// The figures of jobs of several threads: in the time that counts. A boot's is none of a load's.
     fn of_job(self, machine: &BenchMachine, observed: &Observed) -> Option<u64> {
         let span = || Some((observed.start()?.us, observed.mark("end")?.us));
         match self {

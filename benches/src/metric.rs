@@ -65,6 +65,8 @@ pub enum Metric {
     Fairness,
     /// Energy of all pCPUs from start to end, of the time that counts.
     JobEnergy,
+    /// From a VMM's start to the guest's first process. Of no load, but of a boot (`boot.rs`).
+    FirstProcess,
 }
 
 impl Metric {
@@ -105,6 +107,7 @@ impl Metric {
             Self::JobScore => ("score", "1/ks"),
             Self::Fairness => ("fairness", "permille"),
             Self::JobEnergy => ("energy", "uJ"),
+            Self::FirstProcess => ("first_process", "us"),
         };
         (name.to_owned(), unit)
     }

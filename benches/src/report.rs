@@ -11,6 +11,7 @@ use crate::cycles::JobScales;
 use crate::derived;
 use crate::duty_cycle;
 use crate::machine::{BenchMachine, SCHEDUTIL};
+use crate::metric::Metric;
 use crate::needed::HostKhz;
 use crate::observed::Observed;
 use crate::residency;
@@ -142,6 +143,20 @@ impl BenchReport {
         self.series.extend(series);
         let times = residency::json(machine, observed).map(|times| of("times", times));
         self.residency.extend(times);
+    }
+
+    /// Adds the times of boots.
+    pub fn add_times(&mut self, scenario: &Scenario, variant: Variant, values: Vec<Option<u64>>) {
+        let metric = Metric::FirstProcess;
+        self.results.push(Row {
+            scenario: scenario.name,
+            variant: variant.name(),
+            metric: scenario.metric_name(metric),
+            unit: metric.name().1,
+            values,
+            unsettled: Vec::new(),
+            retaken: Vec::new(),
+        });
     }
 
     /// Says by what jobs were scaled.

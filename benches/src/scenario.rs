@@ -157,7 +157,13 @@ impl Scenario {
     pub fn is_for(&self, variant: Variant) -> bool {
         // Only these don't ask where the load is.
         let anywhere = self.equal_cycles || variant.stays();
-        anywhere && self.only.is_none_or(|only| only == variant)
+        let has_boot = !self.boots() || variant != Variant::Host;
+        has_boot && anywhere && self.only.is_none_or(|only| only == variant)
+    }
+
+    /// Whether it is the boot of a guest, and no load.
+    pub fn boots(&self) -> bool {
+        self.metrics == [Metric::FirstProcess]
     }
 
     /// The guests that it needs: more words for the command line, and whether there are two.

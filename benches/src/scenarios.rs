@@ -9,6 +9,12 @@ use crate::variant::Variant;
 /// All of them; those of one name are cases of one scenario.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
+        name: "boot",
+        hold: Hold::Max,
+        metrics: &[Metric::FirstProcess],
+        ..PLAIN
+    },
+    Scenario {
         name: "big-ramp",
         steps: &["{start} busy=300000 mark=end"],
         metrics: &[Metric::ToFmax],
