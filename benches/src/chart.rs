@@ -1,45 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The charts of the report's page: frequency, requests and placement over
-//! time as SVG, which is written by hand. From the report's JSON.
+//! The charts of the bench's page: frequency, requests and placement over time. From the report's
+//! JSON.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// A variant's name, colour, and dashes.
-pub const LINES: [(&str, &str, &str); 5] = [
-    ("host", "#444444", "none"),
-    ("vm", "#d97706", "7 4"),
-    ("vm+bridge", "#2563eb", "none"),
-    ("max", "#15803d", "none"),
-    ("scx", "#9333ea", "none"),
+use crate::picture::{Anchor, Drawing, LETTER, Scale, Stroke, escaped, pictures};
+
+/// A variant's name and its stroke, which differs from the others' without colour too.
+pub const LINES: [(&str, Stroke); 5] = [
+    ("host", stroke("#444444", "2 3", 2.0)),
+    ("vm", stroke("#b45309", "9 5", 2.0)),
+    ("vm+bridge", stroke("#2563eb", "none", 3.0)),
+    ("max", stroke("#15803d", "12 4 2 4", 2.0)),
+    ("scx", stroke("#9333ea", "6 2 1 2", 2.0)),
 ];
 
+const fn stroke(colour: &'static str, dashes: &'static str, width: f64) -> Stroke {
+    Stroke {
+        colour,
+        dashes,
+        width,
+    }
+}
+
 /// In the SVG's own units.
-const LEFT: f64 = 84.0;
-const RIGHT: f64 = 930.0;
-const TOP: f64 = 20.0;
-const BOTTOM: f64 = 270.0;
+const LEFT: f64 = 78.0;
+const RIGHT_MARGIN: f64 = 26.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = 250.0;
+/// From there to the bars.
+const BELOW: f64 = 34.0;
 const BAND: f64 = 18.0;
-/// Of `pCPU 0` and the space beside it.
-const NAME_WIDTH: f64 = 48.0;
-
-/// Where times and frequencies lie on the chart.
-struct Scale {
-    from_us: f64,
-    to_us: f64,
-    top_khz: f64,
-}
-
-impl Scale {
-    fn x(&self, us: f64) -> f64 {
-        LEFT + (us - self.from_us) / (self.to_us - self.from_us) * (RIGHT - LEFT)
-    }
-
-    fn y(&self, khz: f64) -> f64 {
-        BOTTOM - khz / self.top_khz * (BOTTOM - TOP)
-    }
-}
+/// Between two lines of frequency, kHz.
+const KHZ_STEP: f64 = 500_000.0;
 
 /// `[[us, value], ...]`.
 fn points(value: &Value) -> Vec<(f64, f64)> {
@@ -77,151 +72,138 @@ pub fn chart(report: &Value, title: &str) -> String {
     let starts = lines
         .iter()
         .flat_map(|one| points(&one["lines"]["frequency"]));
-    let scale = Scale {
-        from_us: starts.map(|(us, _)| us).fold(0.0, f64::min),
-        to_us: ends.fold(1000.0, f64::max),
-        top_khz: tops.fold(1.0, f64::max) * 1.05,
-    };
-    let height = BOTTOM + 40.0 + BAND * 4.0 + 20.0;
-    let mut svg = format!(
-        "<svg viewBox=\"0 0 960 {height}\" role=\"img\" aria-label=\"frequency over time, {}\">\n",
-        escaped(title)
-    );
-    svg.push_str(&axes(&scale));
-    for (row, (name, colour, dashes)) in LINES.iter().enumerate() {
-        let Some(one) = lines.iter().find(|one| one["variant"] == *name) else {
-            continue;
+    let from_us = starts.map(|(us, _)| us).fold(0.0, f64::min);
+    let to_us = ends.fold(1000.0, f64::max);
+    let top_khz = tops.fold(1.0, f64::max) * 1.05;
+    pictures(&format!("frequency over time, {title}"), |picture| {
+        let times = Scale {
+            values: (from_us, to_us),
+            ends: (LEFT, picture.width - RIGHT_MARGIN),
         };
-        svg.push_str(&variant(&scale, &one["lines"], (colour, dashes)));
-        let y = BOTTOM + 40.0 + BAND * f64::from(u8::try_from(row).unwrap_or(0));
-        svg.push_str(&band(report, &scale, &one["lines"], (name, colour, y)));
-    }
-    svg + "</svg>\n"
+        let plane = Plane { times, top_khz };
+        plane.axes(picture);
+        let there = LINES.iter().filter_map(|(name, stroke)| {
+            let one = lines.iter().find(|one| one["variant"] == *name)?;
+            Some((*name, *stroke, &one["lines"]))
+        });
+        let there: Vec<_> = there.collect();
+        // The dots of the host's line are seen on the others.
+        for (_, stroke, lines) in there.iter().rev() {
+            plane.variant(picture, lines, *stroke);
+        }
+        let mut y = BOTTOM + BELOW;
+        for (name, stroke, lines) in there {
+            plane.band(picture, report, lines, (name, stroke.colour, y));
+            y += BAND;
+        }
+        y + 4.0
+    })
 }
 
-fn axes(scale: &Scale) -> String {
-    let mut svg = String::new();
-    let line = |svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64)| {
-        let _ = writeln!(
-            svg,
-            "<line class=\"axis\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>"
-        );
-    };
-    let mut khz = 0.0;
-    while khz <= scale.top_khz {
-        let y = scale.y(khz);
-        line(&mut svg, (LEFT, y), (RIGHT, y));
-        let _ = writeln!(
-            svg,
-            "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{:.1} GHz</text>",
-            LEFT - 6.0,
-            y + 4.0,
-            khz / 1e6
-        );
-        khz += 500_000.0;
-    }
-    let step = [
-        20_000.0,
-        50_000.0,
-        100_000.0,
-        200_000.0,
-        500_000.0,
-        1_000_000.0,
-    ];
-    let span = scale.to_us - scale.from_us;
-    let step = step
-        .into_iter()
-        .find(|step| span / step <= 10.0)
-        .unwrap_or(2_000_000.0);
-    let mut us = 0.0;
-    while us <= scale.to_us {
-        let x = scale.x(us);
-        line(&mut svg, (x, TOP), (x, BOTTOM));
-        let _ = writeln!(
-            svg,
-            "<text x=\"{x:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{:.0} ms</text>",
-            BOTTOM + 16.0,
-            us / 1000.0
-        );
-        us += step;
-    }
-    svg
+/// Where times and frequencies lie.
+struct Plane {
+    times: Scale,
+    top_khz: f64,
 }
 
-/// The frequency as steps, and the guest's requests as dots.
-fn variant(scale: &Scale, lines: &Value, (colour, dashes): (&str, &str)) -> String {
-    let mut path = String::new();
-    for (us, khz) in points(&lines["frequency"]) {
-        let (x, y) = (scale.x(us), scale.y(khz));
-        let _ = if path.is_empty() {
-            write!(path, "M{x:.1} {y:.1}")
-        } else {
-            write!(path, "H{x:.1}V{y:.1}")
-        };
+impl Plane {
+    fn y(&self, khz: f64) -> f64 {
+        BOTTOM - khz / self.top_khz * (BOTTOM - TOP)
     }
-    let _ = write!(
-        path,
-        "H{:.1}",
-        scale.x(lines["end_us"].as_f64().unwrap_or(0.0))
-    );
-    let mut svg = format!(
-        "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"{dashes}\"/>\n"
-    );
-    for (us, khz) in points(&lines["requests"]) {
-        let _ = writeln!(
-            svg,
-            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3\" fill=\"none\" stroke=\"{colour}\"><title>asks for {khz:.0} kHz</title></circle>",
-            scale.x(us),
-            scale.y(khz)
-        );
-    }
-    svg
-}
 
-/// Which pCPUs the load was on: the darker, the more capable.
-fn band(
-    report: &Value,
-    scale: &Scale,
-    lines: &Value,
-    (name, colour, y): (&str, &str, f64),
-) -> String {
-    let mut svg = format!(
-        "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
-        LEFT - 6.0,
-        y + 12.0,
-        escaped(name)
-    );
-    let placement = points(&lines["placement"]);
-    let end = lines["end_us"].as_f64().unwrap_or(0.0);
-    for (at, (us, cpu)) in placement.iter().enumerate() {
-        let until = placement.get(at + 1).map_or(end, |(us, _)| *us);
-        let (x, to) = (scale.x(us.max(scale.from_us)), scale.x(until));
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.0}\" fill=\"{colour}\" opacity=\"{:.2}\"><title>pCPU {cpu}</title></rect>",
-            (to - x).max(0.0),
-            BAND - 4.0,
-            capacity(report, *cpu) / 1024.0 * 0.6 + 0.05,
-        );
-        // The bar's title names the pCPU where the text would be cut off.
-        if to - x >= NAME_WIDTH {
-            let _ = writeln!(
-                svg,
-                "<text x=\"{:.1}\" y=\"{:.1}\">pCPU {cpu}</text>",
-                x + 4.0,
-                y + 11.0
-            );
+    fn axes(&self, picture: &mut Drawing) {
+        let mut khz = 0.0;
+        while khz <= self.top_khz {
+            let y = self.y(khz);
+            let (left, right) = self.times.ends;
+            picture.line((left, y), (right, y), "class=\"axis\"");
+            // The lowest is beside the first mark of time.
+            if khz > 0.0 {
+                let label = format!("{:.1} GHz", khz / 1e6);
+                picture.text((LEFT - 6.0, y + 4.0), Anchor::End, &label);
+            }
+            khz += KHZ_STEP;
+        }
+        self.times.marks(picture, (TOP, BOTTOM), ("ms", 1e3));
+    }
+
+    /// The frequency as steps, and the guest's requests as dots.
+    fn variant(&self, picture: &mut Drawing, lines: &Value, stroke: Stroke) {
+        let mut path = String::new();
+        for (us, khz) in points(&lines["frequency"]) {
+            let (x, y) = (self.times.x(us), self.y(khz));
+            let _ = if path.is_empty() {
+                write!(path, "M{x:.1} {y:.1}")
+            } else {
+                write!(path, "H{x:.1}V{y:.1}")
+            };
+        }
+        let end = self.times.x(lines["end_us"].as_f64().unwrap_or(0.0));
+        picture.add(&format!(
+            "<path d=\"{path}H{end:.1}\" {}/>",
+            stroke.attributes()
+        ));
+        for (us, khz) in points(&lines["requests"]) {
+            picture.add(&format!(
+                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3\" fill=\"none\" stroke=\"{}\"><title>asks for {khz:.0} kHz</title></circle>",
+                self.times.x(us),
+                self.y(khz),
+                stroke.colour
+            ));
         }
     }
-    svg
+
+    /// Which pCPUs the load was on: the darker, the more capable.
+    fn band(
+        &self,
+        picture: &mut Drawing,
+        report: &Value,
+        lines: &Value,
+        (name, colour, y): (&str, &str, f64),
+    ) {
+        picture.text((LEFT - 6.0, y + 12.0), Anchor::End, name);
+        let placement = points(&lines["placement"]);
+        let end = lines["end_us"].as_f64().unwrap_or(0.0);
+        for (at, (us, cpu)) in placement.iter().enumerate() {
+            let until = placement.get(at + 1).map_or(end, |(us, _)| *us);
+            let (x, to) = (self.times.x(*us), self.times.x(until));
+            picture.add(&format!(
+                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.0}\" fill=\"{colour}\" opacity=\"{:.2}\"><title>pCPU {cpu}</title></rect>",
+                (to - x).max(0.0),
+                BAND - 4.0,
+                capacity(report, *cpu) / 1024.0 * 0.4 + 0.05,
+            ));
+            // The bar's title names the pCPU where the text would be cut off.
+            let name = format!("pCPU {cpu}");
+            let letters = u8::try_from(name.len()).map_or(f64::INFINITY, f64::from);
+            if to - x >= letters * LETTER + 4.0 {
+                picture.text((x + 4.0, y + 11.0), Anchor::Start, &name);
+            }
+        }
+    }
 }
 
-/// Text for HTML.
-pub fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
+/// The strokes of the variants that there are lines of.
+pub fn legend(report: &Value) -> String {
+    let there = |name: &str| {
+        let mut series = report["series"].as_array().into_iter().flatten();
+        series.any(|one| one["variant"] == name)
+    };
+    let mut text =
+        "<p class=\"legend\">In a chart over time a line is the frequency of the pCPU that the \
+                    load runs on:"
+            .to_owned();
+    for (name, stroke) in LINES.iter().filter(|(name, _)| there(name)) {
+        let _ = write!(
+            text,
+            "<span class=\"range\"><svg viewBox=\"0 0 36 12\" aria-hidden=\"true\"><line x1=\"0\" y1=\"6\" x2=\"36\" y2=\"6\" \
+             {}/></svg>{}</span>",
+            stroke.attributes(),
+            escaped(name)
+        );
+    }
+    text + ". A circle is a request of the guest. A bar \
+            below shows the pCPU that the load runs on; a darker bar is a more capable pCPU.</p>\n"
 }
 
 fn capacity(report: &Value, cpu: f64) -> f64 {

@@ -1,33 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The page of `vcpufreq rt report` and `rt compare`: the histograms of wake-up latencies as SVG,
-//! those of one test above one another on one scale. From the reports' JSON.
+//! The page of `vcpufreq rt report` and `rt compare`: the verdict, the histograms of wake-up latencies,
+//! those of one test above one another on one scale, and the conditions. From the reports' JSON.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::chart::{LINES, escaped};
-use crate::page::{conditions, head};
+use crate::page::{conditions, head, verdict_line};
+use crate::picture::{Anchor, Drawing, MARGIN, Scale, Spread, escaped, pictures};
 
-/// In the SVG's own units.
-const LEFT: f64 = 84.0;
-const RIGHT: f64 = 930.0;
-const TOP: f64 = 24.0;
-/// Of a histogram, and of the space below it.
-const HEIGHT: f64 = 110.0;
-const SPACE: f64 = 36.0;
+/// In the SVG's own units: of a row's bars, of the text above them, and of the marks below.
+const BARS: f64 = 96.0;
+const TEXT: f64 = 22.0;
+const FOOT: f64 = 32.0;
+/// The height of a spread above the bars' base line.
+const ABOVE: f64 = 12.0;
 /// The scale of latencies ends here at least, µs.
 const TOP_US_MIN: u64 = 10;
 /// Single latencies of a run, the longest of those in the report.
 const SPIKES: usize = 20;
-/// Between two marks of the scale, µs.
-const STEPS: [u64; 12] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000];
 
 /// A page of these reports, each with its name.
 #[must_use]
 pub fn latency_page(reports: &[(String, Value)]) -> String {
     let mut page = head("vcpufreq rt report");
+    for (name, report) in reports {
+        let (word, why) = verdict(report);
+        page.push_str(&verdict_line(&format!("{word}, {name}"), &why));
+    }
+    page.push_str(LEGEND);
     let runs = runs(reports);
     let mut names: Vec<&str> = Vec::new();
     for run in &runs {
@@ -40,12 +42,7 @@ pub fn latency_page(reports: &[(String, Value)]) -> String {
     }
     for name in names {
         let own: Vec<&LatencyRun> = runs.iter().filter(|run| run.test == name).collect();
-        let _ = writeln!(
-            page,
-            "<h2>{}</h2>\n<div class=\"chart\">{}</div>",
-            escaped(name),
-            histograms(&own)
-        );
+        let _ = writeln!(page, "<h2>{}</h2>\n{}", escaped(name), histograms(&own));
         page.push_str(&figures(&own));
         for run in own {
             page.push_str(&spikes(run));
@@ -105,31 +102,56 @@ fn bins(latencies: &Value) -> Vec<(u64, u64)> {
     bins
 }
 
+/// A word, and how many of the longest latencies, one of each CPU in each run, are within the budget.
+fn verdict(report: &Value) -> (&'static str, String) {
+    let runs = report["runs"].as_array().into_iter().flatten();
+    let all = runs.flat_map(|run| run["latencies"].as_array().into_iter().flatten());
+    let longest: Vec<u64> = all.filter_map(|one| one["max_us"].as_u64()).collect();
+    let why = || report["why"].as_str().unwrap_or("?").to_owned();
+    let Some(budget) = report["budget_us"].as_u64() else {
+        return ("No bound", "no budget was given".to_owned());
+    };
+    let within = longest.iter().filter(|us| **us <= budget).count();
+    let counted = format!(
+        "{within} of {} longest latencies are within the budget of {budget} µs",
+        longest.len()
+    );
+    match report["verdict"].as_str() {
+        Some("kept") => ("Held", counted),
+        Some("exceeded") => ("Not held", counted),
+        _ => ("No verdict", why()),
+    }
+}
+
+/// How a picture is read.
+const LEGEND: &str = "<p>In a picture each bar is the number of wake-ups with that latency, on a \
+    logarithmic scale. The line above reaches from the shortest to the longest, and its bar is the \
+    median.</p>\n";
+
 /// Where latencies and counts lie: the counts' scale is logarithmic.
 struct HistogramScale {
-    top_us: f64,
+    us: Scale,
     top_log: f64,
 }
 
 impl HistogramScale {
-    fn of(runs: &[&LatencyRun]) -> Self {
+    fn of(runs: &[&LatencyRun], width: f64) -> Self {
         let all = runs.iter().flat_map(|run| run.latencies).flat_map(bins);
         let (us, count) = all.fold((TOP_US_MIN, 10), |(us, count), (own_us, own)| {
             (us.max(own_us.saturating_add(1)), count.max(own))
         });
         Self {
-            top_us: float(us),
+            us: Scale {
+                values: (0.0, float(us)),
+                ends: (MARGIN, width - MARGIN),
+            },
             top_log: float(count).log10(),
         }
     }
 
-    fn x(&self, us: u64) -> f64 {
-        LEFT + float(us) / self.top_us * (RIGHT - LEFT)
-    }
-
     /// Above the base line of a histogram; a single one shows too.
     fn height(&self, count: u64) -> f64 {
-        (float(count).max(1.0).log10() + 0.3) / (self.top_log + 0.3) * HEIGHT
+        (float(count).max(1.0).log10() + 0.3) / (self.top_log + 0.3) * (BARS - 2.0 * ABOVE)
     }
 }
 
@@ -138,73 +160,70 @@ fn float(number: u64) -> f64 {
     f64::from(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
+/// A row for each CPU of each run.
 fn histograms(runs: &[&LatencyRun]) -> String {
-    let scale = HistogramScale::of(runs);
-    let rows = u64::try_from(runs.len()).map_or(0.0, float);
-    let height = TOP + rows * (HEIGHT + SPACE) + 20.0;
-    let mut svg = format!(
-        "<svg viewBox=\"0 0 960 {height:.0}\" role=\"img\" aria-label=\"latencies, {}\">\n",
-        escaped(runs.first().map_or("", |run| &run.test))
-    );
-    let mut base = TOP;
-    for run in runs {
-        base += HEIGHT;
-        svg.push_str(&axis(&scale, base));
-        let mark = if run.emulated { " (emulated)" } else { "" };
-        let _ = writeln!(
-            svg,
-            "<text x=\"{LEFT:.0}\" y=\"{:.0}\">{}{mark}</text>",
-            base - HEIGHT - 6.0,
-            escaped(&run.name)
-        );
-        for (latencies, (_, colour, _)) in run.latencies.iter().zip(LINES.iter().cycle()) {
-            svg.push_str(&histogram(&scale, base, latencies, colour));
+    let label = format!("latencies, {}", runs.first().map_or("", |run| &run.test));
+    pictures(&label, |picture| {
+        let scale = HistogramScale::of(runs, picture.width);
+        let mut top = 0.0;
+        for run in runs {
+            for latencies in run.latencies {
+                histogram(picture, &scale, (run, latencies), top);
+                top += TEXT + BARS + FOOT;
+            }
         }
-        base += SPACE;
-    }
-    svg + "</svg>\n"
+        top
+    })
 }
 
-/// The base line with its marks.
-fn axis(scale: &HistogramScale, base: f64) -> String {
-    let mut svg = format!(
-        "<line class=\"axis\" x1=\"{LEFT:.0}\" y1=\"{base:.0}\" x2=\"{RIGHT:.0}\" y2=\"{base:.0}\"/>\n"
+/// The bars of one CPU, and its spread: what is off the scale is at the right edge.
+fn histogram(
+    picture: &mut Drawing,
+    scale: &HistogramScale,
+    (run, latencies): (&LatencyRun, &Value),
+    top: f64,
+) {
+    let number = |key: &str| latencies[key].as_u64();
+    let (max, median) = (number("max_us").unwrap_or(0), median(latencies));
+    let mark = if run.emulated { " (emulated)" } else { "" };
+    let median_text = median.map_or("-".to_owned(), |us| us.to_string());
+    let end = format!(
+        "{mark}, CPU {}: median {median_text}, longest {max} µs",
+        latencies["cpu"]
     );
-    let step = STEPS
-        .into_iter()
-        .find(|step| scale.top_us / float(*step) <= 12.0);
-    let step = step.unwrap_or(100_000);
-    let mut us = 0;
-    while float(us) <= scale.top_us {
-        let _ = writeln!(
-            svg,
-            "<text x=\"{:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{us} µs</text>",
-            scale.x(us),
-            base + 14.0
-        );
-        us += step;
-    }
-    svg
-}
-
-/// The bars of one CPU, and its longest latency: off the scale it is at the right edge.
-fn histogram(scale: &HistogramScale, base: f64, latencies: &Value, colour: &str) -> String {
+    let text = picture.fitted(&run.name, &end);
+    picture.text((MARGIN, top + TEXT - 8.0), Anchor::Start, &text);
+    let base = top + TEXT + BARS;
+    scale.us.marks(picture, (base, base + 4.0), ("µs", 1.0));
     let mut path = String::new();
     for (us, count) in bins(latencies) {
-        let (x, to) = (scale.x(us), scale.x(us.saturating_add(1)));
+        let [x, to] = [us, us.saturating_add(1)].map(|us| scale.us.x(float(us)));
         let _ = write!(
             path,
             "M{x:.1} {base:.1}V{:.1}H{to:.1}V{base:.1}",
             base - scale.height(count)
         );
     }
-    let (cpu, max) = (&latencies["cpu"], latencies["max_us"].as_u64().unwrap_or(0));
-    let x = scale.x(max).min(RIGHT);
-    format!(
-        "<path d=\"{path}\" fill=\"{colour}\" fill-opacity=\"0.35\" stroke=\"{colour}\"><title>CPU {cpu}</title></path>\n\
-         <line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{base:.1}\" stroke=\"{colour}\" stroke-dasharray=\"2 2\"><title>CPU {cpu}: at most {max} µs</title></line>\n",
-        base - HEIGHT
-    )
+    picture.add(&format!("<path d=\"{path}\" class=\"bars\"/>"));
+    picture.line((MARGIN, base), (scale.us.ends.1, base), "class=\"axis\"");
+    let spread = Spread {
+        least: number("min_us").map_or(0.0, float),
+        median: median.map_or(0.0, float),
+        most: float(max),
+    };
+    picture.spread(scale.us, spread, top + TEXT + ABOVE);
+}
+
+/// The latency that half of the wake-ups have at most, of those in the histogram.
+fn median(latencies: &Value) -> Option<u64> {
+    let bins = bins(latencies);
+    let all: u64 = bins.iter().map(|(_, count)| count).sum();
+    let mut seen = 0;
+    let mut below = bins.into_iter().skip_while(|(_, count)| {
+        seen += count;
+        seen * 2 < all
+    });
+    below.next().map(|(us, _)| us)
 }
 
 /// A row for each run and CPU.
@@ -276,8 +295,8 @@ fn spikes(run: &LatencyRun) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! The page has a histogram of each run, those of one test above one another on one scale, and
-    //! fetches nothing.
+    //! The page opens with the verdict. It has a histogram of each run, those of one test above one
+    //! another on one scale, and fetches nothing.
 
     use serde_json::json;
 
@@ -286,6 +305,7 @@ mod tests {
     fn report(load: &str, max: u64) -> Value {
         json!({
             "conditions": { "kernel": "7<", "emulated": null, "published": [] },
+            "budget_us": 100, "verdict": if max > 100 { "exceeded" } else { "kept" },
             "runs": [{ "place": "host", "load": load, "latencies": [
                 { "cpu": 3, "samples": 1001, "min_us": 1, "avg_us": 2, "p9999_us": null, "max_us": max,
                   "histogram": { "1": 1000, "19": 1 } }] }],
@@ -301,26 +321,28 @@ mod tests {
         ]);
         for part in [
             "<h2>host, idle</h2>",
-            "a&lt;b, run 1</text>",
-            "c, run 1</text>",
-            // From 1 µs on a scale of 20; the second one 146 below the first.
-            "M126.3 134.0V24.0H168.6V134.0",
-            "M126.3 280.0V170.0H168.6V280.0",
-            "CPU 3: at most 19 µs",
+            "<b>Held, a&lt;b</b>: 1 of 1 longest latencies are within the budget of 100 µs.",
+            "<b>Not held, c</b>: 0 of 1 ",
+            ">a&lt;b, run 1, CPU 3: median 1, longest 19 µs</text>",
+            ">c, run 1, CPU 3: median 1, longest 400 µs</text>",
+            // From 1 µs on a scale of 20; the second one 150 below the first.
+            "M68.4 118.0V46.0H110.8V118.0",
+            "M68.4 268.0V196.0H110.8V268.0",
             // Off the scale.
-            "<line x1=\"930.0\"",
+            "<line x1=\"874.0\" y1=\"180.0\"",
             "<td>a&lt;b, run 1, CPU 3</td><td>1001</td><td>1</td><td>2</td><td>-</td><td>19</td>",
             "7&lt;",
         ] {
             assert!(page.contains(part), "{part}: {page}");
         }
-        assert_eq!(page.matches("<svg").count(), 1);
+        assert_eq!(page.matches("<svg").count(), 2);
         assert!(!page.contains("http"), "{page}");
+        assert!(page.find("class=\"verdict\"") < page.find("<svg"), "{page}");
         let other = latency_page(&[
             named("a", report("idle", 19)),
             named("b", report("net", 19)),
         ]);
-        assert_eq!(other.matches("<svg").count(), 2);
+        assert_eq!(other.matches("<svg").count(), 4);
         let none = latency_page(&[named("a", json!({ "conditions": {}, "runs": [] }))]);
         assert!(none.contains("No test is complete yet"), "{none}");
     }
@@ -341,6 +363,6 @@ mod tests {
             "{page}"
         );
         let none = latency_page(&[("a".to_owned(), report("idle", 19))]);
-        assert!(!none.contains("<p>"), "{none}");
+        assert!(!none.contains("above 99"), "{none}");
     }
 }

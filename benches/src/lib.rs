@@ -8,8 +8,8 @@
 //! host's tracepoints: frequencies, context switches ────────────┴▶ measure ─▶ report
 //! ```
 //!
-//! One clock measures all: the host's. The page counts how many times are the
-//! host's within a tick, and has the bounds that hold and those that don't.
+//! One clock measures all: the host's. The page opens with how many bounds hold, and shows each ramp's
+//! draws.
 
 mod args;
 mod boot;
@@ -38,6 +38,7 @@ mod metric;
 mod needed;
 mod observed;
 mod page;
+mod picture;
 pub mod piped;
 mod progress;
 mod recorded_instance;
@@ -51,6 +52,7 @@ mod scenarios;
 mod scx;
 mod series;
 mod session;
+mod spread;
 mod target_sampler;
 mod text;
 mod trace;
@@ -70,7 +72,7 @@ use freq_limits::FreqLimits;
 pub use latency_page::latency_page;
 use machine::BenchMachine;
 pub use machine::{RT_RECORD, board};
-pub use page::report as report_page;
+pub use page::{ReportPart, report as report_page};
 use progress::Progress;
 pub use recorded_instance::{RecordedInstance, has_event};
 use report::BenchReport;

@@ -1,50 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The report as one page that needs nothing else: the verdict, the
-//! conditions, and for each scenario a chart and its figures. From the
-//! report's JSON.
+//! The report as one page that needs nothing else: the verdict, for each scenario its ramps as
+//! pictures, its charts and its figures, and the conditions. From the report's JSON.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::chart::{LINES, chart, escaped, titles};
+use crate::chart::{chart, legend, titles};
+use crate::picture::escaped;
 use crate::report_json::{cell, find, metrics, number, rows, scenarios, variants, with_unit};
+use crate::spread::{LEGEND, ramps};
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
 padding:0 1em;color:#222}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right;\
 border-bottom:1px solid #ddd;vertical-align:top}td:first-child,th:first-child{text-align:left}\
-.wide,pre{overflow-x:auto}.facts td{text-align:left}.verdict{font-size:1.3em;border-left:.3em solid #2563eb;\
-padding-left:.8em}.apart{color:#b45309}svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;\
-fill:#444}.axis{stroke:#bbb}.legend svg{width:2.2em;height:.9em;margin:0 .3em 0 1.2em}\
+.wide{overflow-x:auto}pre{white-space:pre-wrap;overflow-wrap:anywhere}.facts td{text-align:left}.verdict{font-size:1.3em;border-left:.3em solid #2563eb;\
+padding-left:.8em}svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;\
+fill:#222}.axis{stroke:#bbb}.bars{fill:#93c5fd;stroke:#1e3a8a}.draw{fill:#fff;fill-opacity:.6;stroke:#222;stroke-width:1.5}\
+.phone{display:none}.legend svg{width:2.2em;height:.9em;margin:0 .3em 0 1.2em}\
 .range{white-space:nowrap}\
 @media(max-width:600px){body{margin:1em auto;font-size:14px}td,th{padding:.2em .3em}\
-td .range{display:block;font-size:.85em}td:first-child{overflow-wrap:anywhere}\
-.chart{overflow-x:auto}.chart svg{min-width:780px}}\
+td .range{display:block;font-size:.85em}td:first-child{overflow-wrap:anywhere;min-width:6em}\
+h3,li,p{overflow-wrap:anywhere}.page{display:none}.phone{display:inline}}\
 @media print{body{max-width:none;margin:0}h2,h3{break-after:avoid}p,svg,tr,.chart{break-inside:avoid}}";
 
-/// A tick of a kernel with 250 ticks a second, in µs: as close as two ramps can be measured.
-const TICK_US: f64 = 4000.0;
+/// A part of a report: its title, its text, and whether it has findings.
+pub type ReportPart<'a> = (&'a str, &'a str, bool);
 
 /// The bench's page.
 pub fn bench(report: &Value) -> String {
     let title = "vcpufreq bench";
-    format!("{}{}</html>\n", head(title), body(report))
+    let conditions = conditions(&report["conditions"]);
+    let parts = [head(title), verdict(report), body(report), conditions];
+    parts.concat() + "</html>\n"
 }
 
-/// A page of parts, a title and a text each, and behind them the bench, if there is one.
+/// A page of the bench, if there is one, and of parts. What the figures hold for comes last: the last
+/// part, and the bench's conditions.
 #[must_use]
-pub fn report(parts: &[(&str, &str)], bench: Option<&Value>) -> String {
+pub fn report(parts: &[ReportPart<'_>], bench: Option<&Value>) -> String {
     let mut page = head("vcpufreq report");
-    for (title, text) in parts {
+    page.push_str(&bench.map_or_else(
+        || verdict_line("Not measured", "the bench has no figures"),
+        verdict,
+    ));
+    for (title, _, findings) in parts {
+        if *findings {
+            let _ = writeln!(page, "<p><b>{}</b> has findings.</p>", escaped(title));
+        }
+    }
+    page.push_str(&bench.map(body).unwrap_or_default());
+    for (title, text, _) in parts {
         let (title, text) = (escaped(title), escaped(text.trim_matches('\n')));
         let _ = writeln!(page, "<h2>{title}</h2>\n<pre>{text}</pre>");
     }
-    if let Some(bench) = bench {
-        page.push_str("<h1>bench</h1>\n");
-        page.push_str(&body(bench));
-    }
-    page + "</html>\n"
+    let conditions = bench.map(|bench| conditions(&bench["conditions"]));
+    page + &conditions.unwrap_or_default() + "</html>\n"
 }
 
 /// A page's start.
@@ -56,98 +68,76 @@ pub fn head(title: &str) -> String {
     )
 }
 
-fn body(report: &Value) -> String {
-    let mut page = verdict(report);
-    page.push_str(&bounds(report));
+/// What a page opens with: a word, and how that comes.
+pub fn verdict_line(word: &str, why: &str) -> String {
+    let (word, why) = (escaped(word), escaped(why));
+    format!("<p class=\"verdict\"><b>{word}</b>: {why}.</p>\n")
+}
+
+/// How many bounds hold, and those that do not; what could not be measured.
+fn verdict(report: &Value) -> String {
+    let count = |held: bool| {
+        rows(report, "bounds")
+            .filter(|bound| bound["held"] == held)
+            .count()
+    };
+    let (held, broken) = (count(true), count(false));
+    let (all, failed) = (held + broken, rows(report, "failures").count());
+    let mut text = match (all, broken, failed) {
+        (_, 1.., _) => verdict_line("Not held", &format!("{broken} of {all} bounds do not hold")),
+        (_, _, 1..) => verdict_line(
+            "Not complete",
+            &format!("{failed} parts failed; of the others, {held} of {all} bounds hold"),
+        ),
+        (0, ..) => verdict_line("No bound", "this run has no figures that one is set for"),
+        _ => verdict_line("Held", &format!("{held} of {all} bounds hold")),
+    };
+    let broken = bounds(report, Some(false), "does not hold");
+    if !broken.is_empty() {
+        let _ = writeln!(text, "<ul>{broken}</ul>");
+    }
     for failure in rows(report, "failures") {
         let word = |key: &str| escaped(failure[key].as_str().unwrap_or("?"));
         let _ = writeln!(
-            page,
+            text,
             "<p><b>Failed:</b> {} on {}: {}</p>",
             word("scenario"),
             word("variant"),
             word("error")
         );
     }
-    page.push_str(&conditions(&report["conditions"]));
-    page.push_str(&legend());
+    text
+}
+
+/// Each scenario's ramps, charts and figures, then what holds.
+fn body(report: &Value) -> String {
+    let mut page = LEGEND.to_owned() + &legend(report);
     for name in scenarios(report) {
         let _ = writeln!(page, "<h2>{}</h2>", escaped(name));
+        page.push_str(&ramps(report, name));
         for title in titles(report, name) {
-            if title != name {
-                let _ = writeln!(page, "<h3>{}</h3>", escaped(title));
-            }
-            let _ = writeln!(page, "<div class=\"chart\">{}</div>", chart(report, title));
+            let _ = writeln!(page, "<h3>{}, over time</h3>", escaped(title));
+            page.push_str(&chart(report, title));
             page.push_str(&residency(report, title));
             page.push_str(&loads(report, title));
         }
         page.push_str(&figures(report, name));
     }
+    let others = bounds(report, Some(true), "holds") + &bounds(report, None, "no bound");
+    if !others.is_empty() {
+        let _ = writeln!(page, "<h2>What holds</h2>\n<ul>{others}</ul>");
+    }
     page
 }
 
-/// How many of the times are the host's within a tick, and which are not.
-fn verdict(report: &Value) -> String {
-    let (mut compared, mut within_two) = (0, 0);
-    let mut apart = Vec::new();
-    for row in rows(report, "results") {
-        if row["variant"] != "vm+bridge" || row["unit"] != "us" {
-            continue;
-        }
-        let word = |key: &str| row[key].as_str().unwrap_or("?");
-        let of = (word("scenario"), word("metric"));
-        let Some(host) = find(report, of, "host") else {
-            continue;
-        };
-        compared += 1;
-        let (guest, on_host) = (row["median"].as_f64(), host["median"].as_f64());
-        let ticks = match (guest, on_host) {
-            (Some(guest), Some(host)) => (guest - host).abs() / TICK_US,
-            (None, None) => 0.0,
-            _ => f64::INFINITY,
-        };
-        within_two += u32::from(ticks <= 2.0);
-        if ticks > 1.0 {
-            apart.push(format!(
-                "{} {}: {} ms, host {}",
-                escaped(of.0),
-                escaped(of.1),
-                number(&row["median"], "us"),
-                number(&host["median"], "us")
-            ));
-        }
-    }
-    if compared == 0 {
-        return "<p class=\"verdict\">Nothing to compare: this run has no times of both the host \
-                and a guest with the bridge.</p>\n"
-            .to_owned();
-    }
-    let mut text = format!(
-        "<p class=\"verdict\">Guest with the bridge = host: <b>{} of {compared}</b> times within a \
-         tick (4 ms), {within_two} of {compared} within two.</p>\n",
-        compared - apart.len()
-    );
-    if !apart.is_empty() {
-        let _ = writeln!(text, "<ul class=\"apart\"><li>{}</ul>", apart.join("<li>"));
-    }
-    text
-}
-
-/// What has to hold, what doesn't first.
-fn bounds(report: &Value) -> String {
-    let of = |held: Option<bool>, word: &str| -> String {
-        let own = rows(report, "bounds").filter(|bound| bound["held"].as_bool() == held);
-        let line = |bound: &Value| {
-            let text = escaped(bound["text"].as_str().unwrap_or("?"));
-            format!("<li><b>{word}</b>: {text}\n")
-        };
-        own.map(line).collect()
+/// The bounds of which this is so, a line each.
+fn bounds(report: &Value, held: Option<bool>, word: &str) -> String {
+    let own = rows(report, "bounds").filter(|bound| bound["held"].as_bool() == held);
+    let line = |bound: &Value| {
+        let text = escaped(bound["text"].as_str().unwrap_or("?"));
+        format!("<li><b>{word}</b>: {text}\n")
     };
-    let all = of(Some(false), "does not hold") + &of(Some(true), "holds") + &of(None, "no bound");
-    match all.is_empty() {
-        true => all,
-        false => format!("<h2>What has to hold</h2>\n<ul>{all}</ul>\n"),
-    }
+    own.map(line).collect()
 }
 
 /// What the figures hold for, a row each.
@@ -202,20 +192,6 @@ fn plain(value: &Value) -> String {
         }
         Value::Number(number) => number.to_string(),
     }
-}
-
-fn legend() -> String {
-    let mut text = "<p class=\"legend\">In the charts:".to_owned();
-    for (name, colour, dashes) in LINES {
-        let _ = write!(
-            text,
-            "<span class=\"range\"><svg viewBox=\"0 0 36 12\" aria-hidden=\"true\"><line x1=\"0\" y1=\"6\" x2=\"36\" y2=\"6\" \
-             stroke=\"{colour}\" stroke-width=\"3\" stroke-dasharray=\"{dashes}\"/></svg>{name}</span>"
-        );
-    }
-    text + ". A line is the frequency of the pCPU that the load runs on. A circle is a request of \
-            the guest. A bar below shows the pCPU that the load runs on; a darker bar is a more \
-            capable pCPU.</p>\n"
 }
 
 /// A row for each frequency, with its part of the load's time; a column for the pCPU of each variant,
@@ -362,8 +338,8 @@ mod tests {
         let page = bench(&bench_report(&[row("host", Some(1000))]));
         for part in [
             "<svg",
-            "M84.0 151.0",
-            "H507.0V31.9",
+            "M78.0 135.7",
+            "H476.0V21.4",
             "<circle",
             "to_fmax [ms]",
             "never",
@@ -371,7 +347,8 @@ mod tests {
             "why",
             "<th>speed model</th><td>yes</td>",
             "CPUs 0, 1: capacity 1024, 1.00 to 2.00 GHz",
-            "Nothing to compare",
+            "<b>Not complete</b>: 1 parts failed",
+            "<h3>to_fmax</h3>",
             "<th>host, pCPU</th><th>host, requests</th>",
             "<tr><td>none</td><td>-</td><td>25.0</td></tr>",
             "<tr><td>2000</td><td>75.0</td><td>75.0</td></tr>",
@@ -380,35 +357,65 @@ mod tests {
             assert!(page.contains(part), "{part}: {page}");
         }
         assert!(!page.contains("http") && !page.contains("[{"), "{page}");
+        let order = [
+            "class=\"verdict\"",
+            "<h2>big-ramp</h2>",
+            "<h2>Conditions</h2>",
+        ];
+        let at = order.map(|part| page.find(part).expect(part));
+        assert!(at.is_sorted(), "{at:?}");
     }
 
     #[test]
     fn a_report_has_its_parts_and_the_bench_and_needs_no_network() {
         let bench = bench_report(&[row("host", Some(1000))]);
-        let page = report(&[("demo", "a < b")], Some(&bench));
-        for part in ["<h2>demo</h2>\n<pre>a &lt; b</pre>", "<svg", "</html>"] {
+        let parts = [("demo", "a < b", true), ("host", "c", false)];
+        let page = report(&parts, Some(&bench));
+        let demo = "<h2>demo</h2>\n<pre>a &lt; b</pre>";
+        let found = "<b>demo</b> has findings";
+        for part in [demo, found, "<svg", "</html>"] {
             assert!(page.contains(part), "{part}: {page}");
         }
         assert!(!page.contains("http"), "{page}");
-        assert!(!report(&[("demo", "a")], None).contains("<h1>bench"));
+        assert!(!page.contains("<b>host</b> has"), "{page}");
+        let order = [
+            "class=\"verdict\"",
+            "<svg",
+            "<h2>demo",
+            "<h2>host",
+            "<h2>Conditions",
+        ];
+        let at = order.map(|part| page.find(part).expect(part));
+        assert!(at.is_sorted(), "{at:?}");
+        let none = report(&parts, None);
+        assert!(none.contains("<b>Not measured</b>"), "{none}");
     }
 
     #[test]
-    fn the_verdict_counts_the_times_within_a_tick() {
-        for (host, guest, wanted, named) in [
-            (Some(100_000), Some(104_000), [1, 1], false),
-            (Some(100_000), Some(104_001), [0, 1], true),
-            (Some(100_000), Some(95_999), [0, 1], true),
-            (Some(100_000), Some(108_001), [0, 0], true),
-            (Some(100_000), None, [0, 0], true),
-            (None, None, [1, 1], false),
+    fn the_verdict_counts_the_bounds() {
+        for (held, wanted) in [
+            (
+                &[Some(true), None, Some(true)][..],
+                "<b>Held</b>: 2 of 2 bounds hold.",
+            ),
+            (
+                &[Some(true), Some(false)],
+                "<b>Not held</b>: 1 of 2 bounds do not hold.",
+            ),
+            (&[None], "<b>No bound</b>: "),
         ] {
-            let [one, two] = wanted;
-            let wanted =
-                format!("<b>{one} of 1</b> times within a tick (4 ms), {two} of 1 within two");
-            let page = bench(&bench_report(&[row("host", host), row("vm+bridge", guest)]));
-            assert!(page.contains(&wanted), "{host:?} {guest:?}: {page}");
-            assert_eq!(page.contains("<li>big-ramp to_fmax"), named, "{guest:?}");
+            let mut report = bench_report(&[row("host", Some(1))]);
+            let bound = |held: &Option<bool>| json!({ "text": "a < b", "held": held });
+            report["bounds"] = held.iter().map(bound).collect();
+            report["failures"] = json!([]);
+            let page = bench(&report);
+            let at = page.find(wanted);
+            assert!(
+                at.is_some_and(|at| at < page.find("<ul>").expect("a list")),
+                "{wanted}: {page}"
+            );
+            let line = "<li><b>does not hold</b>: a &lt; b";
+            assert_eq!(page.contains(line), held.contains(&Some(false)), "{page}");
         }
     }
 }

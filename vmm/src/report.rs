@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use vcpufreq_bench::{BenchArgs, Findings, GuestArgs, board, report_page};
+use vcpufreq_bench::{BenchArgs, Findings, GuestArgs, ReportPart, board, report_page};
 use vcpufreq_host::{HostCpus, HostOpp, HostRoot, Pcpu};
 
 use crate::doctor::{
@@ -63,15 +63,14 @@ fn files(host: &Value, [doctor, demo, bench]: [Findings; 3]) -> (Value, String) 
         "doctor": doctor.json, "demo": demo.json, "bench": bench.json,
     });
     let host = format!("{host:#}");
-    let mut parts = vec![
-        ("host", &*host),
-        ("doctor", &*doctor.text),
-        ("demo", &*demo.text),
-    ];
     let measured = bench.json["results"].is_array();
-    if !measured {
-        parts.push(("bench", &bench.text));
+    let mut parts: Vec<ReportPart<'_>> = [("doctor", &doctor), ("demo", &demo), ("bench", &bench)]
+        .map(|(title, part)| (title, &*part.text, part.exit_code > 0))
+        .into();
+    if measured {
+        parts.pop();
     }
+    parts.push(("host", &host, false));
     let page = report_page(&parts, measured.then_some(&bench.json));
     (json, page)
 }
