@@ -216,6 +216,10 @@ const BOOTS: &[Boot] = &[
         path: Some("shm"),
         ..boot(Long, 230, "2+2", &["no-exit", "opps-exact", "two-guests"])
     },
+    Boot {
+        path: Some("ram"),
+        ..boot(Long, 70, "2+2", &["no-exit", "opps-exact"])
+    },
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {
         sampled: &["unpinned", "unpinned:rt", "no-dip:fifo"],
