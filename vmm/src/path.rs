@@ -272,7 +272,7 @@ pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
     };
     let Some(wanted) = wanted else {
         // Linux' own driver doesn't know shared memory; requests in RAM are late, and have no table.
-        let mut any = offers.iter().filter(|offer| !is_for_few(offer.path));
+        let mut any = offers.iter().filter(|offer| !is_by_name_only(offer.path));
         let best = any.find(|offer| offer.possible.is_ok());
         return Ok(best.map_or(Path::Exit, |offer| offer.path));
     };
@@ -283,13 +283,13 @@ pub fn choose(choice: PathChoice, offers: &[Offer]) -> Result<Path, String> {
     }
 }
 
-/// Whether a path is taken where the user names it alone.
-pub fn is_for_few(path: Path) -> bool {
+/// Whether a path is taken only if the user names it.
+pub fn is_by_name_only(path: Path) -> bool {
     matches!(path, Path::Shm | Path::Ram)
 }
 
-/// A line on why a better path than this one isn't possible, if so. Those [for few](is_for_few) are
-/// no better.
+/// A line on why a better path than this one isn't possible, if so. Those [taken by name](is_by_name_only)
+/// are no better.
 pub fn why_no_better(offers: &[Offer], taken: Path) -> Option<String> {
     let (text, better) = match taken {
         Path::Exit => ("each access exits to the VMM", Path::Ioeventfd),

@@ -279,7 +279,7 @@ fn a_reference_that_is_not_known_and_boost_beyond_a_clamp_are_told() {
             beyond,
             "{line}"
         );
-        let told = line.contains("computed without the boost that is on now");
+        let told = line.contains("lacks the boost that is on now");
         assert_eq!(told, stale, "{line}");
         assert!(!line.contains('\n') && !line.contains("  "), "{line}");
     }

@@ -155,9 +155,8 @@ fn unknown_reference(host: &HostCpus, vcpus: &[VcpuConfig]) -> Option<String> {
 
 /// That the guest's capacities are the host's.
 fn without_boost() -> String {
-    "cpu_capacity was computed without the boost that is on now, and before Linux 6.8 the host's \
-     scheduler goes by it all the same, so the guest's does, too: CPUs without boost look \
-     larger than they are; switch boost off, or run Linux 6.8 or later"
+    "cpu_capacity lacks the boost that is on now, so CPUs without boost look larger than they are, to \
+     this host (before Linux 6.8) and to the guest; switch boost off, or run Linux 6.8 or later"
         .to_owned()
 }
 

@@ -147,7 +147,7 @@ fn paths(facts: &DoctorFacts) -> Vec<DoctorFinding> {
     // Only a guest that is made for it takes shared memory.
     let offered = offered
         .into_iter()
-        .filter(|offer| !path::is_for_few(offer.path));
+        .filter(|offer| !path::is_by_name_only(offer.path));
     offered.filter_map(finding).collect()
 }
 

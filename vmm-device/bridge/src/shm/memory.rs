@@ -55,7 +55,8 @@ pub struct SharedMemory {
     vcpus: u16,
     /// Where vCPU 0's page is in the region, bytes.
     first: usize,
-    /// The pages are the guest's RAM: where they are in its file, bytes.
+    /// The pages have the layout of the registers: where they are in the file, bytes. It is that of
+    /// the guest's RAM, or this memory's own.
     in_ram: Option<u64>,
     /// What describes vCPUs: index and value of each word.
     described: Mutex<BTreeMap<usize, u32>>,
@@ -118,7 +119,8 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// Where the pages are in the file of the guest's RAM, if they are there.
+    /// Where the pages are in their file, if they have the layout of the registers; `None` for those
+    /// behind a header.
     #[must_use]
     pub fn offset_in_ram(&self) -> Option<u64> {
         self.in_ram
