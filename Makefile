@@ -32,10 +32,10 @@ test-instrumented: ## scenarios on kernels with KASAN, lockdep, kmemleak, UBSAN,
 
 bench-paths: ## what an access costs by each path: out/paths.json, and its table in docs/
 	@$(LAB) bench-paths
-	@cargo run --quiet --locked -p vcpufreq-bench --bin figures -- paths
+	@cargo run --quiet --locked -p vcpufreq-figures -- paths
 
 figures: ## the tables of README.md and docs/ from what bench, bench-paths, demo and test-long left in out/
-	@cargo run --quiet --locked -p vcpufreq-bench --bin figures
+	@cargo run --quiet --locked -p vcpufreq-figures
 
 fuzz: ## each fuzz target with libFuzzer; TIME=600 seconds of each, TARGET=registers alone
 	@fuzz/run $(or $(TIME),60) $(TARGET)

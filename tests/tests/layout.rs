@@ -46,6 +46,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "vcpufreq-load",
         ],
     ),
+    ("vcpufreq-figures", &["vcpufreq-bench"]),
     (
         "vcpufreq",
         &[
@@ -66,6 +67,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "vcpufreq-bridge",
             "vcpufreq-host-bpf",
             "vcpufreq-bench",
+            "vcpufreq-figures",
             "vcpufreq-load",
         ],
     ),

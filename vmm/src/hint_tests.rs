@@ -31,7 +31,7 @@ const TUNING: &[&str] = &["rt plan", "rt apply", "rt check", "rt exec"];
 /// line that fits counts.
 const PRINTED_BY: &[(&str, &[&str])] = &[
     ("benches/src/", LAB),
-    ("benches/src/figures/", &[]),
+    ("benches/figures/src/", &[]),
     ("host-bpf/src/", &["run"]),
     ("rt/src/", TUNING),
     // Command lines of cyclictest and its like.

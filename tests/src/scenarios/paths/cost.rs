@@ -70,7 +70,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let held = in_order && wrong.is_empty() && rows.iter().all(CostRow::holds);
     let rows: Vec<Value> = rows.iter().map(CostRow::json).collect();
     // out/paths.json is made of them.
-    vcpufreq_bench::figures::rows_of(&json!({ "rows": rows }))?;
+    vcpufreq_figures::rows_of(&json!({ "rows": rows }))?;
     Ok(json!({
         "held": held, "out_of_bound": wrong, "rows": rows, "bare": bare, "sandbox": sandbox,
         "before_next_instruction": orders, "guest_kernel": guest_kernel,

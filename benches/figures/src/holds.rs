@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::lab::reports;
 use super::markdown::{head, row};
-use crate::report_json::rows;
+use vcpufreq_bench::report_json::rows;
 
 /// What makes the figure of all reports of a scenario.
 type FigureOf = fn(&[&Value]) -> Option<String>;

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::markdown::{head, row};
-use crate::report_json::{find, metrics, number, rows, scenarios};
+use vcpufreq_bench::report_json::{find, metrics, number, rows, scenarios};
 
 /// The variants, and what each has that the one before it has not.
 const INGREDIENTS: [(&str, &str); 10] = [
@@ -119,7 +119,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::variant::Variant;
+    use vcpufreq_bench::Variant;
 
     #[test]
     fn each_ingredient_is_one_of_the_ablation() {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use vcpufreq_bench::figures::{whole, write_all};
+use vcpufreq_figures::{whole, write_all};
 
 fn main() -> ExitCode {
     match run() {
@@ -21,8 +21,8 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    let repo = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    let repo = repo.context("the crate is in no folder")?;
+    let repo = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
+    let repo = repo.context("the crate is not in benches/")?;
     if std::env::args().nth(1).as_deref() == Some("paths") {
         whole(repo)?;
         println!("out/paths.json has all figures");

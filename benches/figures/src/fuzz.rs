@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::markdown::{head, row};
 use super::paths::ns as grouped;
-use crate::report_json::rows;
+use vcpufreq_bench::report_json::rows;
 
 /// Of `out/fuzz.json`.
 pub fn table(inputs: &[Value]) -> Option<String> {

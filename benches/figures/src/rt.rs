@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::lab::result;
 use super::markdown::{head, row};
-use crate::report_json::{number, rows};
+use vcpufreq_bench::report_json::{number, rows};
 
 /// cyclictest on a vCPU that drives its frequency, and beside governor performance before and after.
 pub fn latency(inputs: &[Value]) -> Option<String> {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::markdown::{head, row};
 use super::paths::ns;
-use crate::report_json::rows;
+use vcpufreq_bench::report_json::rows;
 
 /// A figure as people read it, and what it is compared by: less is better.
 struct PeerFigure {

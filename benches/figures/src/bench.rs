@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::markdown::{head, row};
-use crate::report_json::{
+use vcpufreq_bench::report_json::{
     VARIANTS, cell, find, metrics as metrics_of, number, scenarios, unit, with_unit,
 };
 

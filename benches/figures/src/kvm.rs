@@ -119,7 +119,7 @@ fn at(sorted: &[f64], percent: usize) -> f64 {
 mod tests {
     //! Criterion's samples and the benchmark's lines become rows of the report.
     use super::*;
-    use crate::figures::paths_report::report;
+    use crate::paths_report::report;
 
     /// A folder as criterion leaves it, each turn of this many ns.
     fn criterion(ns: u32) -> tempfile::TempDir {

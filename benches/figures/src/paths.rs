@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::markdown::{head, row};
 use super::{kvm, paths_report};
-use crate::report_json::rows;
+use vcpufreq_bench::report_json::rows;
 
 /// All paths, in the order of the table.
 pub const PATHS: [&str; 4] = ["exit", "ioeventfd", "bpf", "shm"];

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::markdown::{head, row};
-use crate::report_json::{cell, find, metrics, number, rows, with_unit};
+use vcpufreq_bench::report_json::{cell, find, metrics, number, rows, with_unit};
 
 /// A busy vCPU's requests, each once: the request, the host's frequency, the guest's read.
 pub fn demo(inputs: &[Value]) -> Option<String> {

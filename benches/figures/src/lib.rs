@@ -203,7 +203,10 @@ mod tests {
 
     #[test]
     fn each_marker_has_a_generator_and_each_generator_a_marker() {
-        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .ancestors()
+            .nth(2)
+            .unwrap();
         let mut marked = Vec::new();
         for page in pages(repo).unwrap() {
             let text = fs::read_to_string(&page).unwrap();
@@ -232,7 +235,10 @@ mod tests {
 
     #[test]
     fn a_typed_table_names_its_commit_and_command() {
-        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .ancestors()
+            .nth(2)
+            .unwrap();
         let nothing = TABLES.iter().map(|(name, ..)| (*name, String::new()));
         let nothing = nothing.collect();
         for page in pages(repo).unwrap() {
