@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 use std::io;
 
-use vcpufreq::vm::console::Console;
 use vcpufreq_bridge::MmioDevice as _;
+use vcpufreq_vm::console::Console;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::operations;

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use vcpufreq::vm::image::KernelImage;
+use vcpufreq_vm::image::KernelImage;
 
 /// Opens it, and looks for its banner.
 pub fn kernel_image(data: &[u8]) {

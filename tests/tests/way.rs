@@ -17,9 +17,9 @@ type Step = (&'static str, &'static str, &'static str);
 const CLOSURE: &str = "apply";
 
 const FROM_VCPU: &[Step] = &[
-    ("vmm/src/vm/vcpu.rs", "run_vcpu", "handle_exit"),
-    ("vmm/src/vm/vcpu.rs", "handle_exit", "write"),
-    ("vmm/src/vm/bus.rs", "write", "write"),
+    ("vmm/vm/src/vcpu.rs", "run_vcpu", "handle_exit"),
+    ("vmm/vm/src/vcpu.rs", "handle_exit", "write"),
+    ("vmm/vm/src/bus.rs", "write", "write"),
     ("vmm-device/bridge/src/mmio_device.rs", "write", "write"),
     ("vmm-device/bridge/src/mmio_device.rs", "write", "write_by"),
     ("vmm-device/device/src/mmio.rs", "write_by", "write_by"),

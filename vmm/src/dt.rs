@@ -11,10 +11,10 @@ use crate::{
     config::{no_frequencies::with_next_step, resolve, topology, topology_source},
     message::warn,
     options::{VcpuArgs, values::PerVcpu},
-    vm::layout::CPUFREQ_BASE,
 };
 use vcpufreq_dt::{Machine, Seeds};
 use vcpufreq_host::HostCpus;
+use vcpufreq_vm::layout::CPUFREQ_BASE;
 
 /// A file with a tree may be padded. What is behind this many bytes isn't read.
 const MAX_FILE: u64 = 16 << 20;

@@ -19,8 +19,8 @@ use crate::{
     cli::{Cli, Command},
     dt, message, run,
     serve::Served,
-    vm::image_header::tests::{FILE_LEN, image},
 };
+use vcpufreq_vm::fakes::{FILE_LEN, image};
 
 /// Guests of this program, and of others.
 const GUESTS: &[&str] = &["run", "serve", "qemu"];
@@ -60,7 +60,7 @@ const PRINTED_BY: &[(&str, &[&str])] = &[
     ("vmm/src/serve/takeover.rs", &["serve"]),
     // They name how a VMM was started.
     ("vmm/src/stats/", &["run"]),
-    ("vmm/src/vm/", &["run"]),
+    ("vmm/vm/src/", &["run"]),
 ];
 
 /// Options in messages that only some of the file's commands print, or that are another program's.
@@ -79,8 +79,8 @@ const ONLY: &[(&str, &str, &[&str])] = &[
     ("vmm/src/path.rs", "no-default-features", &[]),
     ("vmm/src/scx/mod.rs", "no-default-features", &[]),
     ("vmm/src/serve/qmp.rs", "qmp", &["serve"]),
-    ("vmm/src/vm/image_header.rs", "boot_img", &[]),
-    ("vmm/src/vm/packed.rs", "format", &[]),
+    ("vmm/vm/src/image_header.rs", "boot_img", &[]),
+    ("vmm/vm/src/packed.rs", "format", &[]),
 ];
 
 /// Where a message names a command: behind these.

@@ -2,7 +2,7 @@
 //! The parts of the `vcpufreq` program.
 //!
 //! ```text
-//! cli ─▶ options ─▶ config ─▶ run ─▶ vm
+//! cli ─▶ options ─▶ config ─▶ run ─▶ vcpufreq-vm
 //!                              ├───▶ path, floors: what the host offers
 //!                              ├───▶ rt_guest: its real-time side
 //!                              ├───▶ lifecycle: what is made on the host, and removed
@@ -39,4 +39,3 @@ pub mod stats;
 mod sys;
 pub mod trace;
 pub mod tune;
-pub mod vm;

@@ -17,10 +17,10 @@ use vcpufreq::{
     lifecycle::{cleanup::Cleaner, guard, state::StateDir},
     message::{chain, warn},
     options, path, qemu, report, run, scx, serve, stats, trace, tune,
-    vm::layout::CPUFREQ_BASE,
 };
 use vcpufreq_host::HostRoot;
 use vcpufreq_rt::cli::{self as rt, print};
+use vcpufreq_vm::layout::CPUFREQ_BASE;
 
 /// The exit code of errors.
 const ERROR: u8 = 2;

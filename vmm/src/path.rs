@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::vm::probe::PathFacts;
+use vcpufreq_vm::probe::PathFacts;
 
 /// How an access of the guest reaches the device, the best last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

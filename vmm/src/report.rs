@@ -13,7 +13,7 @@ use crate::doctor::{
     facts::{DoctorFacts, EnergyModel},
 };
 use crate::host_guest::HostGuest;
-use crate::vm::layout::CPUFREQ_BASE;
+use vcpufreq_vm::layout::CPUFREQ_BASE;
 
 const PAGE: &str = "vcpufreq-report.html";
 const FILE: &str = "vcpufreq-report.json";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The program's system calls: limits, the terminal, and what makes a process independent of the one that
-//! started it. The virtual machine's are in `vm::sys`.
+//! started it. The virtual machine's are in `vcpufreq_vm::sys`.
 #![expect(unsafe_code, reason = "system calls that no safe crate has")]
 
 use std::io;

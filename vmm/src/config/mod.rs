@@ -16,13 +16,11 @@ use vcpufreq_device::{DomainId, Khz, RatedCapacity, Util};
 use vcpufreq_dt::Opp;
 use vcpufreq_host::ActuatorChoice;
 
-use crate::{
-    options::{
-        RunArgs,
-        rt_values::{ResumeLatency, RtPolicy},
-    },
-    vm::VmSpec,
+use crate::options::{
+    RunArgs,
+    rt_values::{ResumeLatency, RtPolicy},
 };
+use vcpufreq_vm::VmSpec;
 
 /// The largest number of vCPUs: KVM's limit for arm64 with GICv3.
 pub const MAX_VCPUS: u32 = 512;

@@ -33,12 +33,12 @@ use crate::{
         values::{self, of_vcpu},
     },
     path::PathChoice,
-    vm::{
-        VmSpec,
-        image::{self, BootPlacement, Initrd, KernelImage},
-    },
 };
 use vcpufreq_host::{CpufreqPolicy, HostCpus, HostOpp, Pcpu};
+use vcpufreq_vm::{
+    VmSpec,
+    image::{self, BootPlacement, Initrd, KernelImage},
+};
 
 /// Checks everything that can be checked without touching the host.
 ///

@@ -6,8 +6,8 @@ use vcpufreq_device::{PcpuPerf, clamp, performance};
 use vcpufreq_host::fakes::FakeHost;
 
 use super::*;
-use crate::vm::console_output::ConsoleEnd;
-use crate::vm::image_header::tests::{FILE_LEN, image};
+use vcpufreq_vm::console_output::ConsoleEnd;
+use vcpufreq_vm::fakes::{FILE_LEN, image};
 
 fn options(toml: &str) -> VcpuArgs {
     RunArgs::of_toml(toml).vcpus

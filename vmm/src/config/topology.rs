@@ -9,7 +9,8 @@ use vcpufreq_dt::{
     CpuFacts, CpufreqRegion, FactsError, Machine, MachineFacts, OppTable, RegionKind,
 };
 
-use crate::{config::VcpuConfig, vm::layout};
+use crate::config::VcpuConfig;
+use vcpufreq_vm::layout;
 
 /// Without the bridge the guest has no cpufreq driver, and Linux doesn't
 /// multiply capacities by a frequency: the same for all keeps their ratio.

@@ -8,17 +8,13 @@ use serde::Serialize;
 use vcpufreq_device::Headroom;
 use vcpufreq_host::{CgroupError, HostRoot};
 
-use crate::{
-    doctor::board::BoardFacts,
-    kernel_version::headroom_of,
-    path, sys,
-    vm::{
-        probe::{KvmFacts, PathFacts, open_kvm},
-        protected::{self, kvm_mode},
-    },
-};
+use crate::{doctor::board::BoardFacts, kernel_version::headroom_of, path, sys};
 use vcpufreq_host::{CpuList, ENERGY_MODEL_DIR, HostCpus, PolicyFloor, floors};
 use vcpufreq_rt::{FrequencyCap, KernelHost, frequency_caps};
+use vcpufreq_vm::{
+    probe::{KvmFacts, PathFacts, open_kvm},
+    protected::{self, kvm_mode},
+};
 
 /// Numbers of capabilities(7).
 pub const CAP_SYS_ADMIN: u32 = 21;

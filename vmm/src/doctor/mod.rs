@@ -23,9 +23,9 @@ pub use finding::{DoctorFinding, Level, exit_code, text};
 use crate::{
     doctor::facts::{CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN, DoctorFacts, EnergyModel},
     path::{self, Needs, Offer, Path, PathChoice},
-    vm::probe::KvmFacts,
 };
 use policies::per_policy;
+use vcpufreq_vm::probe::KvmFacts;
 
 /// All findings of a host. CPUs and policies that are alike have one together.
 pub fn findings(facts: &DoctorFacts) -> Vec<DoctorFinding> {

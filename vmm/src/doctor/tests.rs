@@ -3,11 +3,9 @@
 //! what to change, and gives the right exit code.
 
 use super::*;
-use crate::{
-    doctor::facts::Live,
-    vm::{gic::Gic, probe::PathFacts},
-};
+use crate::doctor::facts::Live;
 use vcpufreq_host::fakes::FakeHost;
+use vcpufreq_vm::{gic::Gic, probe::PathFacts};
 
 #[path = "policy_tests.rs"]
 mod policies;

@@ -9,7 +9,7 @@ use super::finding::{DoctorFinding, Level};
 use super::floor;
 use super::policies::{numbers, per_policy};
 use crate::doctor::facts::DoctorFacts;
-use crate::vm::gic::Gic;
+use vcpufreq_vm::gic::Gic;
 
 /// One thing that a board can get wrong.
 #[derive(Clone, Copy, Debug)]

@@ -16,12 +16,11 @@ use clap::Args;
 use vcpufreq_device::{ClampMode, CurPerfVisibility, RateLimit};
 use vcpufreq_host::{ActuatorChoice, CpuList};
 
-use crate::{
-    path::PathChoice,
-    vm::{console_output::ConsoleEnd, memory::PageSize},
-};
-use rt_values::{ResumeLatency, RtPolicy};
+use crate::path::PathChoice;
+use console::console_end;
+use rt_values::{ResumeLatency, RtPolicy, page_size};
 use values::{IpcRatio, MemSize, PerVcpu, Rate, Table, largest, one_of};
+use vcpufreq_vm::{console_output::ConsoleEnd, memory::PageSize};
 
 /// The default KVM device.
 pub const KVM_DEVICE: &str = "/dev/kvm";
@@ -99,7 +98,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub protected: bool,
     /// Guest memory of huge pages: 2M or 1G
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = page_size)]
     pub hugepages: Option<PageSize>,
     /// The bridge.
     #[command(flatten)]
@@ -120,6 +119,7 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "stdio|none|file:PATH,max=SIZE",
+        value_parser = console_end,
         default_value = "stdio",
         default_value_if("multi_tenant", "true", "none")
     )]

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 
 use vcpufreq_host::SchedAttr;
 
-use crate::vm::memory::PageSize;
+use vcpufreq_vm::memory::PageSize;
 
 /// How the host schedules a real-time vCPU's thread, see sched(7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,15 +101,15 @@ impl fmt::Display for RtPolicy {
     }
 }
 
-impl FromStr for PageSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "2M" => Ok(Self::Mib2),
-            "1G" => Ok(Self::Gib1),
-            _ => Err(format!("'{text}' is no size of huge pages; write 2M or 1G")),
-        }
+/// Reads the size of huge pages.
+///
+/// # Errors
+/// What is to be written instead.
+pub fn page_size(text: &str) -> Result<PageSize, String> {
+    match text {
+        "2M" => Ok(PageSize::Mib2),
+        "1G" => Ok(PageSize::Gib1),
+        _ => Err(format!("'{text}' is no size of huge pages; write 2M or 1G")),
     }
 }
 
@@ -179,8 +179,8 @@ mod tests {
 
     #[test]
     fn sizes_and_latencies() {
-        assert_eq!("1G".parse(), Ok(PageSize::Gib1));
-        assert!("4K".parse::<PageSize>().is_err());
+        assert_eq!(page_size("1G"), Ok(PageSize::Gib1));
+        assert!(page_size("4K").is_err());
         assert_eq!("50".parse(), Ok(ResumeLatency::Us(50)));
         assert_eq!("n/a".parse(), Ok(ResumeLatency::None));
         for text in ["0", "-1", "soon"] {

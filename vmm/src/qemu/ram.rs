@@ -22,8 +22,8 @@ use crate::{
     options::KVM_DEVICE,
     patience::patience,
     serve::{Served, SharedWithVmm, shared_ram},
-    vm::probe::PathFacts,
 };
+use vcpufreq_vm::probe::PathFacts;
 
 /// The name of the memory object that is added to QEMU.
 const OBJECT: &str = "vcpufreq-ram";

@@ -28,8 +28,8 @@ use crate::{
     patience::patience,
     serve::Served,
     sys,
-    vm::image::KernelImage,
 };
+use vcpufreq_vm::image::KernelImage;
 
 /// How long QEMU may take to write its tree. It takes some 100 ms.
 const DUMP_WITHIN: Duration = patience(30);

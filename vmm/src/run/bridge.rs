@@ -29,8 +29,8 @@ use crate::{
     socket_thread::SocketThread,
     stats::{self, OppTime, Stats, TimeInState, TuningStats, VcpuStats},
     tune,
-    vm::{AttachHandler, Cpufreq, kick_signal, layout::CPUFREQ_BASE},
 };
+use vcpufreq_vm::{AttachHandler, Cpufreq, kick_signal, layout::CPUFREQ_BASE};
 
 /// The paths that the guest's accesses may take, the best first.
 #[derive(Default)]

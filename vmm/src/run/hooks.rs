@@ -18,8 +18,8 @@ use crate::{
     message::warn,
     rt_guest::RtGuest,
     sandbox::{Limits, Sandbox, ThreadClass},
-    vm::Hooks,
 };
+use vcpufreq_vm::Hooks;
 
 /// Joins a guest's virtual machine to its bridge, if it has one, and to its real-time side.
 pub struct GuestHooks {

@@ -3,7 +3,7 @@
 //! and virtual machine, and tidies up.
 //!
 //! ```text
-//! options ─▶ RunConfig ─▶ offer of the host ─▶ host changes ─▶ device ─▶ vm::run ─▶ report
+//! options ─▶ RunConfig ─▶ offer of the host ─▶ host changes ─▶ device ─▶ vcpufreq_vm::run ─▶ report
 //!  └────── nothing on the host is changed ──────┘
 //! ```
 
@@ -41,9 +41,9 @@ use crate::{
     rt_guest::RtGuest,
     sandbox::{Confined, Limits, Sandbox},
     sys,
-    vm::{self, RunReport, console_output::ConsoleEnd, layout, protected},
 };
 use vcpufreq_host::HostCpus;
+use vcpufreq_vm::{RunReport, console_output::ConsoleEnd, layout, protected};
 
 /// Runs a guest; returns the exit code.
 ///
@@ -58,7 +58,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     let host = HostRoot::default();
     let cpus = HostCpus::read(&host);
     let config = configuration(options, &cpus)?;
-    vm::check_kvm(&config.options.kvm_device, config.options.mem.0)?;
+    vcpufreq_vm::check_kvm(&config.options.kvm_device, config.options.mem.0)?;
     if config.options.protected {
         check_protected(&config.options, &host)?;
     }
@@ -75,7 +75,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
         offer.notes.extend(offer::floors(&config, &host, &cpus));
     }
     if std::env::consts::ARCH != "aarch64" {
-        return Err(vm::not_there_yet());
+        return Err(vcpufreq_vm::not_there_yet());
     }
     // It stays so until the guest is on record. vCPUs that aren't pinned are kept off by cpusets.
     let kernel = KernelHost::default();
@@ -119,7 +119,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
 
 /// Whether this host can have the protected guest.
 fn check_protected(options: &RunArgs, host: &HostRoot) -> anyhow::Result<()> {
-    let kvm = vm::open_kvm(&options.kvm_device)?;
+    let kvm = vcpufreq_vm::open_kvm(&options.kvm_device)?;
     protected::offer(&kvm, host).map_err(anyhow::Error::msg)?;
     let mem_mib = options.mem.0;
     let Err(most_kib) = sys::allow_locked(mem_mib << 20) else {
@@ -190,7 +190,7 @@ fn run_guest(
         })
         .transpose()?;
     let (bridge, cpufreq) = bridge.unzip();
-    let guest = vm::VmEnvironment {
+    let guest = vcpufreq_vm::VmEnvironment {
         hooks: Arc::new(GuestHooks {
             bridge: bridge.as_ref().map(GuestBridge::handle),
             rt,
@@ -200,7 +200,7 @@ fn run_guest(
         cpufreq,
         console: config.options.console.clone(),
     };
-    let report = vm::run(config.vm, &machine, &guest);
+    let report = vcpufreq_vm::run(config.vm, &machine, &guest);
     let totals = bridge.map(GuestBridge::stop);
     let report = report?;
     if report.console_dropped > 0 {

@@ -17,9 +17,9 @@ use crate::{
     options::ActuatorWish,
     path::{self, Needs, Path, PathChoice},
     sys,
-    vm::probe::PathFacts,
 };
 use vcpufreq_host::HostCpus;
+use vcpufreq_vm::probe::PathFacts;
 
 /// What the host offers to a guest with the bridge; nothing is made yet.
 pub struct HostOffer {

@@ -3,7 +3,7 @@
 
 use vcpufreq_bridge::Totals;
 
-use crate::vm::RunReport;
+use vcpufreq_vm::RunReport;
 
 /// The counters of all vCPUs of a bridge that has ended, and its virtual machine's resets and
 /// accesses that no device claimed.
@@ -37,7 +37,7 @@ mod tests {
     use vcpufreq_device::CounterSnapshot;
 
     use super::*;
-    use crate::vm::ExitReason;
+    use vcpufreq_vm::ExitReason;
 
     #[test]
     fn each_count_has_its_word() {

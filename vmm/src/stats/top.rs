@@ -11,7 +11,8 @@ use anyhow::{Context, bail};
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 
 use super::{Stats, VcpuStats, VmmSocket, ask, residency, text};
-use crate::{sys::terminal_rows, vm::sys};
+use crate::sys::terminal_rows;
+use vcpufreq_vm::sys;
 
 type Count = fn(&VcpuStats) -> u64;
 

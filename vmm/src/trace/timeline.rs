@@ -13,10 +13,8 @@ use vcpufreq_bench::{
 use vcpufreq_device::SET_PERF_KHZ;
 
 use super::exits::reason_of;
-use crate::{
-    stats::{Stats, VcpuStats},
-    vm::layout::CPUFREQ_BASE,
-};
+use crate::stats::{Stats, VcpuStats};
+use vcpufreq_vm::layout::CPUFREQ_BASE;
 
 /// Groups of tracks, in the order in which they are shown.
 const THREADS: u32 = 1;

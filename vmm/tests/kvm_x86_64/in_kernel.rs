@@ -14,7 +14,6 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use vcpufreq::vm::bus::MmioDevice;
 use vcpufreq_bridge::ioeventfd::{
     DomainWrites, EntryBell, IoeventfdRegion, PendingWrites, Unknown, Worker, WorkerParts,
 };
@@ -23,11 +22,12 @@ use vcpufreq_device::fakes::FixedSource;
 use vcpufreq_device::{
     ActuateError, Actuator, Clamp, Device, NoEvents, RegisterPages, region_size,
 };
+use vcpufreq_vm::bus::MmioDevice;
 
 use kvm_ioctls::{Kvm, VmFd};
-use vcpufreq::vm::bus::Bus;
 use vcpufreq_bridge::KvmOffload;
 use vcpufreq_device::{Khz, PcpuPerf};
+use vcpufreq_vm::bus::Bus;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::*;

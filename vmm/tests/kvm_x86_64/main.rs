@@ -25,12 +25,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use vcpufreq::vm::bus::Bus;
-use vcpufreq::vm::layout::CPUFREQ_BASE;
-use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
-use vcpufreq::vm::{ExitReason, Hooks};
 use vcpufreq_device::{DomainId, Event, RateLimit, Util, VcpuId};
 use vcpufreq_host::proc_field;
+use vcpufreq_vm::bus::Bus;
+use vcpufreq_vm::layout::CPUFREQ_BASE;
+use vcpufreq_vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
+use vcpufreq_vm::{ExitReason, Hooks};
 use vm_memory::{Bytes, GuestAddress};
 
 use setup::*;

@@ -6,13 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vcpufreq::vm::bus::{Bus, MmioDevice};
-use vcpufreq::vm::console_output::ConsoleEnd;
-use vcpufreq::vm::layout::CPUFREQ_BASE;
-use vcpufreq::vm::machine::{Bootable, KvmGuest};
-use vcpufreq::vm::memory::{Memory, Region};
-use vcpufreq::vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
-use vcpufreq::vm::{Cpufreq, Hooks, RunReport, VmEnvironment, supervise};
 use vcpufreq_bridge::{Attachment, KvmOffload, KvmSlot};
 use vcpufreq_device::fakes::{FixedSource, RecordingActuator, RecordingEvents};
 use vcpufreq_device::{
@@ -20,6 +13,13 @@ use vcpufreq_device::{
     RateLimit, Util, VcpuId, VcpuSpec, region_size,
 };
 use vcpufreq_host::Tid;
+use vcpufreq_vm::bus::{Bus, MmioDevice};
+use vcpufreq_vm::console_output::ConsoleEnd;
+use vcpufreq_vm::layout::CPUFREQ_BASE;
+use vcpufreq_vm::machine::{Bootable, KvmGuest};
+use vcpufreq_vm::memory::{Memory, Region};
+use vcpufreq_vm::vcpu::{VcpuEnd, VcpuStart, VcpuThreads};
+use vcpufreq_vm::{Cpufreq, Hooks, RunReport, VmEnvironment, supervise};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 

@@ -13,8 +13,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
-use vcpufreq::vm::bus::{Bus, MmioDevice};
-use vcpufreq::vm::{Cpufreq, ExitReason};
 use vcpufreq_bridge::shm::{SHM, SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_bridge::{AccessPath, Bridge, BridgeConfig, Embedder, EventStats, KvmSlot, Offered};
 use vcpufreq_device::{
@@ -22,6 +20,8 @@ use vcpufreq_device::{
 };
 use vcpufreq_host::fakes::FakeHost;
 use vcpufreq_host::{ActuatorKind, HostActuator, KernelTree, SysfsSource};
+use vcpufreq_vm::bus::{Bus, MmioDevice};
+use vcpufreq_vm::{Cpufreq, ExitReason};
 
 use super::in_kernel::Counted;
 use super::*;

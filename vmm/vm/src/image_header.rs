@@ -14,20 +14,20 @@ pub const PROBE_LEN: u64 = 4096;
 /// A kernel lies at a fixed distance from such a boundary.
 pub const BLOCK: u64 = 2 << 20;
 
-const MAGIC: &[u8] = b"ARM\x64";
-const MAGIC_AT: usize = 56;
+pub(crate) const MAGIC: &[u8] = b"ARM\x64";
+pub(crate) const MAGIC_AT: usize = 56;
 /// What Android's `boot.img` begins with: a kernel, a ramdisk and their sizes in one file.
 const ANDROID: &[u8] = b"ANDROID!";
 /// What an x86 `bzImage` has where a boot loader looks for it.
 const X86: &[u8] = b"HdrS";
 const X86_AT: usize = 0x202;
 const TEXT_OFFSET_AT: usize = 8;
-const IMAGE_SIZE_AT: usize = 16;
+pub(crate) const IMAGE_SIZE_AT: usize = 16;
 const FLAGS_AT: usize = 24;
 const FLAG_BIG_ENDIAN: u64 = 1;
-const PE_OFFSET_AT: usize = 60;
+pub(crate) const PE_OFFSET_AT: usize = 60;
 /// Bytes of the PE signature and the COFF header behind it.
-const COFF_LEN: usize = 24;
+pub(crate) const COFF_LEN: usize = 24;
 const SECTION_LEN: usize = 40;
 
 /// What a loader has to know of a kernel.
@@ -127,33 +127,12 @@ fn le64(head: &[u8], at: usize) -> Option<u64> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     //! An Image is known by its magic; a shorter file than its sections is
     //! truncated; what else people pass is named.
 
     use super::*;
-
-    /// The length that [`image`]'s one PE section asks of the file.
-    pub const FILE_LEN: u64 = 8192;
-
-    /// The first bytes of an Image that takes `size` bytes in memory.
-    pub fn image(size: u64) -> Vec<u8> {
-        let mut head = vec![0; 512];
-        head[..2].copy_from_slice(b"MZ");
-        put(&mut head, IMAGE_SIZE_AT, &size.to_le_bytes());
-        put(&mut head, MAGIC_AT, MAGIC);
-        put(&mut head, PE_OFFSET_AT, &64_u32.to_le_bytes());
-        put(&mut head, 64, b"PE\0\0");
-        put(&mut head, 70, &1_u16.to_le_bytes());
-        let section = 64 + COFF_LEN;
-        put(&mut head, section + 16, &4096_u32.to_le_bytes());
-        put(&mut head, section + 20, &4096_u32.to_le_bytes());
-        head
-    }
-
-    fn put(head: &mut [u8], at: usize, bytes: &[u8]) {
-        head[at..at + bytes.len()].copy_from_slice(bytes);
-    }
+    use crate::fakes::{FILE_LEN, image, put};
 
     fn size(head: &[u8], file_len: u64) -> Result<u64, String> {
         let header = ImageHeader::parse(head, file_len);

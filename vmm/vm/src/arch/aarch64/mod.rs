@@ -19,15 +19,15 @@ use linux_loader::loader::{KernelLoader, PE};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::vm::bus::Bus;
-use crate::vm::exit::is_undecoded;
-use crate::vm::gic::Gic;
-use crate::vm::guest::{LinuxGuest, VmSpec};
-use crate::vm::layout;
-use crate::vm::machine::{Bootable, KvmGuest};
-use crate::vm::memory::{Memory, Region};
-use crate::vm::protected;
-use crate::vm::vcpu_end::VcpuEnd;
+use crate::bus::Bus;
+use crate::exit::is_undecoded;
+use crate::gic::Gic;
+use crate::guest::{LinuxGuest, VmSpec};
+use crate::layout;
+use crate::machine::{Bootable, KvmGuest};
+use crate::memory::{Memory, Region};
+use crate::protected;
+use crate::vcpu_end::VcpuEnd;
 pub use coherence::device_loads_see_caches;
 
 impl Bootable for LinuxGuest<'_> {

@@ -19,6 +19,7 @@ pub mod console_output;
 mod environment;
 #[cfg(any(test, target_arch = "aarch64"))]
 mod exit;
+pub mod fakes;
 pub mod fdt;
 pub mod gic;
 mod guest;
@@ -32,7 +33,7 @@ pub mod probe;
 pub mod protected;
 mod run_report;
 mod supervise;
-pub(crate) mod sys;
+pub mod sys;
 pub mod vcpu;
 mod vcpu_end;
 

@@ -5,11 +5,11 @@
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::vm::bus::Bus;
-use crate::vm::gic::Gic;
-use crate::vm::guest::{LinuxGuest, not_there_yet};
-use crate::vm::machine::{Bootable, KvmGuest};
-use crate::vm::vcpu_end::VcpuEnd;
+use crate::bus::Bus;
+use crate::gic::Gic;
+use crate::guest::{LinuxGuest, not_there_yet};
+use crate::machine::{Bootable, KvmGuest};
+use crate::vcpu_end::VcpuEnd;
 
 impl Bootable for LinuxGuest<'_> {
     fn boot(&mut self, _kvm: &Kvm, _console: &EventFd) -> anyhow::Result<KvmGuest> {

@@ -224,8 +224,8 @@ pub fn check_cmdline(text: &str) -> anyhow::Result<()> {
 mod tests {
     //! Bad files and too little memory are distinct errors, with their values.
 
-    use super::super::image_header::tests::{FILE_LEN, image};
     use super::*;
+    use crate::fakes::{FILE_LEN, image};
 
     /// A sparse file of `len` bytes that starts with `head`.
     fn file(head: &[u8], len: u64) -> tempfile::NamedTempFile {

@@ -10,8 +10,8 @@ use anyhow::Context;
 use kvm_bindings::{KVM_ARM_VCPU_PVTIME_CTRL, KVM_ARM_VCPU_PVTIME_IPA, kvm_device_attr};
 use kvm_ioctls::{VcpuFd, VmFd};
 
-use crate::vm::layout::{PVTIME_BASE, PVTIME_SIZE, PVTIME_STRIDE};
-use crate::vm::memory::{Memory, Region};
+use crate::layout::{PVTIME_BASE, PVTIME_SIZE, PVTIME_STRIDE};
+use crate::memory::{Memory, Region};
 
 fn attribute(address: u64) -> kvm_device_attr {
     kvm_device_attr {

@@ -24,14 +24,14 @@ use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
 use tempfile::TempDir;
-use vcpufreq::vm::console_output::ConsoleEnd;
-use vcpufreq::vm::layout::UART_BASE;
-use vcpufreq::vm::machine::{Bootable, KvmGuest};
-use vcpufreq::vm::memory::{Memory, Region};
-use vcpufreq::vm::vcpu::VcpuThreads;
-use vcpufreq::vm::{Hooks, VmEnvironment, supervise};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::Tid;
+use vcpufreq_vm::console_output::ConsoleEnd;
+use vcpufreq_vm::layout::UART_BASE;
+use vcpufreq_vm::machine::{Bootable, KvmGuest};
+use vcpufreq_vm::memory::{Memory, Region};
+use vcpufreq_vm::vcpu::VcpuThreads;
+use vcpufreq_vm::{Hooks, VmEnvironment, supervise};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -234,7 +234,7 @@ fn a_signal_loses_no_output() {
                 libc::SYS_tgkill,
                 child.0.id(),
                 tid,
-                vcpufreq::vm::kick_signal(),
+                vcpufreq_vm::kick_signal(),
             )
         };
         assert_eq!(result, 0);

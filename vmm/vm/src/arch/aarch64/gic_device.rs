@@ -10,8 +10,8 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{DeviceFd, VmFd};
 
-use crate::vm::gic::Gic;
-use crate::vm::layout::{GIC_IRQS, GICC_BASE, GICD_BASE, GICR_BASE};
+use crate::gic::Gic;
+use crate::layout::{GIC_IRQS, GICC_BASE, GICD_BASE, GICR_BASE};
 
 /// Creates and initialises the GIC of a VM whose `vcpus` vCPUs are all there.
 ///

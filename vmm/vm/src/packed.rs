@@ -287,8 +287,8 @@ mod tests {
     use ruzstd::encoding::{CompressionLevel, compress_to_vec as zstd};
 
     use super::super::image::KernelImage;
-    use super::super::image_header::tests::{FILE_LEN, image};
     use super::*;
+    use crate::fakes::{FILE_LEN, image};
 
     /// An Image of [`FILE_LEN`] bytes that takes 1 MiB in memory.
     fn plain() -> Vec<u8> {
