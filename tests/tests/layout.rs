@@ -3,6 +3,7 @@
 //! - a crate depends on crates below it only
 //! - the modules of a crate use each other without a cycle, and none uses what a module above it
 //!   defines, if that one uses it
+//! - of the program's commands none uses another one, but for those named here
 //! - the device's crate needs thiserror alone
 //! - no trait that others wrap has a method with a default
 //! - each threat of the device's README and of SECURITY.md names a test that exists
@@ -124,6 +125,32 @@ fn no_crate_has_a_cycle_of_modules() {
         let found = cycles_with_parts(&sources);
         assert!(found.is_empty(), "{}: {found:#?}", sources.display());
     }
+}
+
+#[test]
+fn commands_use_no_other_command() {
+    const COMMANDS: [&str; 7] = ["run", "serve", "qemu", "doctor", "dt", "scx", "trace"];
+    // Its server.
+    const MAY: [(&str, &str); 1] = [("qemu", "serve")];
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vmm/src");
+    let uses = uses_of(&sources);
+    let mut found = BTreeSet::new();
+    for (module, used) in &uses {
+        let command = |of: &[String]| {
+            COMMANDS
+                .iter()
+                .copied()
+                .find(|one| of.first().is_some_and(|first| first == one))
+        };
+        let Some(own) = command(module) else { continue };
+        let others = used.iter().filter_map(|used| command(used));
+        found.extend(
+            others
+                .filter(|other| *other != own)
+                .map(|other| (own, other)),
+        );
+    }
+    assert_eq!(found, MAY.into());
 }
 
 #[test]

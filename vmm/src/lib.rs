@@ -6,7 +6,7 @@
 //!                              ├───▶ path, floors: what the host offers
 //!                              ├───▶ rt_guest: its real-time side
 //!                              ├───▶ lifecycle: what is made on the host, and removed
-//!                              └───▶ stats, events: what is counted and written
+//!                              └───▶ session: stats, tune, events
 //! ```
 //! `doctor` and `dt` are commands of their own, on the same facts of the host. So are `demo`,
 //! `bench` and `report`, whose guest is `host_guest`. `tune` and `trace` are for a guest that
@@ -23,6 +23,7 @@ mod hint_tests;
 pub mod host_guest;
 mod kernel_version;
 pub mod lifecycle;
+mod manager;
 pub mod message;
 pub mod options;
 pub mod path;
@@ -34,6 +35,8 @@ pub mod run;
 pub mod sandbox;
 pub mod scx;
 pub mod serve;
+pub mod session;
+pub mod signals;
 mod socket_thread;
 pub mod stats;
 mod sys;

@@ -34,9 +34,10 @@ use crate::{
     message::{chain, warn},
     options::serve::{QemuArgs, QemuPath},
     serve::{
-        Connection, EndSignals, LeftVmm, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm,
-        VmChange, forget, forget_process, wait,
+        Connection, LeftVmm, PendingVmms, Refusals, Served, ServedVm, ServedVmm, VmChange, forget,
+        forget_process,
     },
+    signals::{EndSignals, Ready, wait},
 };
 use alike::{pcpus_alike, start_on};
 use command::QemuCommand;

@@ -21,12 +21,7 @@ use vcpufreq_dt::RegionKind;
 use vcpufreq_host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree};
 use vcpufreq_rt::{InForce, KernelHost};
 
-use self::{
-    bridge::{GuestBridge, observe},
-    hooks::GuestHooks,
-    offer::HostOffer,
-    summary::summary,
-};
+use self::{bridge::GuestBridge, hooks::GuestHooks, offer::HostOffer, summary::summary};
 use crate::{
     config::{RunConfig, no_frequencies::with_next_step, resolve, topology},
     events::{self, EventReport, EventWriter},
@@ -40,6 +35,7 @@ use crate::{
     options::RunArgs,
     rt_guest::RtGuest,
     sandbox::{Confined, Limits, Sandbox},
+    session::observe,
     sys,
 };
 use vcpufreq_host::HostCpus;

@@ -7,8 +7,11 @@ use anyhow::Context;
 use vcpufreq_host_bpf::ScxService;
 
 use super::lock::Lock;
-use crate::message::warn;
-use crate::serve::{EndSignals, Ready, manager, wait};
+use crate::{
+    manager,
+    message::warn,
+    signals::{EndSignals, Ready, wait},
+};
 
 /// The exit code when the kernel has ended the scheduler: the unit isn't to load it again.
 const ENDED: u8 = 3;

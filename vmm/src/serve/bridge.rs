@@ -23,8 +23,8 @@ use crate::{
     kernel_version::host_headroom,
     message::warn,
     rt_guest::RtGuest,
-    run::bridge::{AnsweringThreads, BridgeProgram, observe},
     sandbox::{Confined, Limits, Sandbox},
+    session::{AnsweringThreads, BridgeProgram, observe},
     stats::TimeInState,
     sys,
 };

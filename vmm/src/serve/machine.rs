@@ -11,7 +11,7 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_host::{CpuList, Tid};
 
 use super::{
-    EndSignals, Served, ServedVmm, SharedWithVmm,
+    Served, ServedVmm, SharedWithVmm,
     groups::SeenGroups,
     hand_over::{HandOver, RING_EVERY},
     other_threads::OtherThreads,
@@ -24,6 +24,7 @@ use crate::{
     lifecycle::host_changes::HostChanges,
     message::{chain, warn},
     patience::patience,
+    signals::EndSignals,
 };
 
 /// How often a VM is looked at for what no file tells.

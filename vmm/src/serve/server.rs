@@ -10,10 +10,12 @@ use std::{
 use vcpufreq_host::Tid;
 
 use super::{
-    EndSignals, PendingVmms, Ready, Refusals, Served, ServedVm, ServedVmm, Socket, VmChange,
-    vm_process::ERROR, wait,
+    PendingVmms, Refusals, Served, ServedVm, ServedVmm, Socket, VmChange, vm_process::ERROR,
 };
-use crate::message::{chain, warn};
+use crate::{
+    message::{chain, warn},
+    signals::{EndSignals, Ready, wait},
+};
 
 /// The message when no process answers the doorbells any more.
 const WORKER_DIED: &str = "the process that carries out requests has died; start the server again";

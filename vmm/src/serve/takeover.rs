@@ -23,7 +23,6 @@ use vcpufreq_rt::KernelHost;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
-    manager,
     socket::Socket,
     vmm::{Connection, ServedVmm, SharedWithVmm},
 };
@@ -33,6 +32,7 @@ use crate::{
         served_vms::{KeptVm, PagesInRam, RunningVms},
         state::StateDir,
     },
+    manager,
     message::{chain, warn},
     sys,
 };
