@@ -31,11 +31,11 @@ impl Observed {
         us.collect()
     }
 
-    /// Per mille of the frames that took longer than their period.
+    /// Per mille of the frames that ended after they were due.
     pub fn late(&self, machine: &BenchMachine) -> Option<u64> {
-        let period = self.figures.get("period_us")?;
+        let due = self.figures.get("due_us")?;
         let frames = self.frames_us(machine);
-        let late = frames.iter().filter(|us| *us > period).count();
+        let late = frames.iter().filter(|us| *us > due).count();
         u64::try_from(late * 1000)
             .ok()?
             .checked_div(u64::try_from(frames.len()).ok()?)
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn frames_that_take_their_period_are_in_time() {
         let mut load = observed(1, &[]);
-        load.figures.insert("period_us".to_owned(), 1000);
+        load.figures.insert("due_us".to_owned(), 1000);
         load.frames = vec![(1000, 2000), (2000, 3001), (3000, 3500), (4000, 5500)];
         assert_eq!(load.frames_us(&machine()), [1000, 1001, 500, 1500]);
         assert_eq!(load.late(&machine()), Some(500));

@@ -8,25 +8,25 @@ use crate::scenario::{CpuSelection, PLAIN, Scenario};
 pub const WORKLOADS: &[Scenario] = &[
     demand(
         "d50",
-        &["{start_unpinned} steady=16667/400000/120 mark=end"],
+        &["{start_unpinned} steady=16667/400000/240 mark=end"],
     ),
     demand(
         "d70",
-        &["{start_unpinned} steady=16667/560000/120 mark=end"],
+        &["{start_unpinned} steady=16667/560000/240 mark=end"],
     ),
     demand(
         "d90",
-        &["{start_unpinned} steady=16667/720000/120 mark=end"],
+        &["{start_unpinned} steady=16667/720000/240 mark=end"],
     ),
     demand(
         "d100",
-        &["{start_unpinned} steady=16667/800000/120 mark=end"],
+        &["{start_unpinned} steady=16667/800000/240 mark=end"],
     ),
     Scenario {
         overloads: true,
         ..demand(
             "d110",
-            &["{start_unpinned} steady=16667/880000/120 mark=end"],
+            &["{start_unpinned} steady=16667/880000/240 mark=end"],
         )
     },
     paced("game60", &["{start_unpinned} rt-app-file=game60 mark=end"]),
@@ -38,7 +38,7 @@ pub const WORKLOADS: &[Scenario] = &[
     paced(
         "background",
         &[
-            "{start_unpinned} steady=16667/400000/120 mark=end",
+            "{start_unpinned} steady=16667/400000/240 mark=end",
             BACKGROUND,
             BACKGROUND,
         ],

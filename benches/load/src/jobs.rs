@@ -119,7 +119,7 @@ pub fn frames(log: &mut LoadLog, [period_us, turns, count]: [u64; 3], pattern: &
     sleep(Duration::from_nanos(begin.saturating_sub(now_ns())));
     log.figure("done", count);
     log.figure("on_time", on_time);
-    log.figure("period_us", period_us);
+    log.figure("due_us", period_us);
 }
 
 fn on_if_moved(log: &mut LoadLog, from: usize) {
@@ -157,7 +157,7 @@ mod tests {
         infer(&mut log, &weights(1), 2, WorkScale::per_10_000(1));
         assert_eq!(log.figures, [("done".to_owned(), 2)].into());
         frames(&mut log, [10, 1, 3], FRAMES);
-        assert_eq!((log.figures["done"], log.figures["period_us"]), (3, 10));
+        assert_eq!((log.figures["done"], log.figures["due_us"]), (3, 10));
         let begins: Vec<_> = log.frames.iter().map(|frame| frame.begin_ns).collect();
         assert_eq!(begins.len(), 3);
         // Each begins at a multiple of the period behind the first, on which the log's time counts.
