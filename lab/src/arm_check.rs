@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use vcpufreq_tests::LabCheck;
 
 use crate::arm_debian::{ArmDebian, Start};
 use crate::artifacts::HOST_MODULES;
@@ -316,13 +316,10 @@ pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result
 }
 
 fn read(line: &str) -> Result<TestResult> {
-    let result: Value =
+    let check: LabCheck =
         serde_json::from_str(line.trim()).with_context(|| format!("result line '{line}'"))?;
-    let text = |key: &str| result[key].as_str().unwrap_or_default().to_owned();
-    let name = format!("arm64: {}", text("scenario"));
-    Ok(TestResult::new(name, result["held"] == true, || {
-        text("seen")
-    }))
+    let name = format!("arm64: {}", check.name);
+    Ok(TestResult::new(name, check.held, || check.seen))
 }
 
 /// Adds the files of a folder that are wanted, below `to`.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::artifacts::Artifacts;
 use crate::out;
@@ -27,24 +28,24 @@ pub fn run(
     scenarios: &[String],
 ) -> Result<bool> {
     let words = [&["bench".to_owned()], scenarios].concat();
-    let (result, json) = measured(artifacts, repo, topology, (&words, LIMIT_S))?;
-    let text = |key: &str| result[key].as_str().unwrap_or_default();
+    let (verdict, json) = measured(artifacts, repo, topology, (&words, LIMIT_S))?;
+    let text = |key: &str| verdict.get(key).as_str().unwrap_or_default();
     out::text(repo, "ramp.html", text("html"))?;
     out::write(repo, "ramp.json", json.clone())?;
     if scenarios.is_empty() {
         out::write(repo, &format!("bench-{topology}.json"), json.clone())?;
     }
     println!("out/ramp.json has the same figures, out/ramp.html shows them.");
-    Ok(json["bounds"].is_array() && bounds_hold(&json) && result["held"] == true)
+    Ok(json["bounds"].is_array() && bounds_hold(&json) && verdict.held())
 }
 
-/// Runs the bench with these words, and prints its table; its result and report.
+/// Runs the bench with these words, and prints its table; its verdict and report.
 fn measured(
     artifacts: &Artifacts,
     repo: &Path,
     topology: &str,
     (words, limit_s): (&[String], u64),
-) -> Result<(Value, Value)> {
+) -> Result<(LabVerdict, Value)> {
     let options = Options {
         topology: topology.to_owned(),
         limit_s,
@@ -52,9 +53,10 @@ fn measured(
         ..Options::of(&[&words.join(":")])
     };
     let report = options.report(artifacts, repo)?;
-    let mut result = report.results.into_iter().next().context("no result")?;
-    let mut json = result["report"].take();
-    let text = |key: &str| result[key].as_str().unwrap_or_default();
+    let result = report.results.into_iter().next().context("no result")?;
+    let verdict = result.verdict;
+    let mut json = verdict.get("report").clone();
+    let text = |key: &str| verdict.get(key).as_str().unwrap_or_default();
     if json["results"].as_array().is_none() {
         bail!(
             "the bench gave no report: {} {}",
@@ -71,7 +73,7 @@ fn measured(
         json["conditions"]["repeats"],
         text("table")
     );
-    Ok((result, json))
+    Ok((verdict, json))
 }
 
 /// Runs `vcpufreq bench --ablation`, for these scenarios alone if there are any: `out/ablation-*.json`.
@@ -84,28 +86,28 @@ pub fn ablation(
 ) -> Result<bool> {
     let words = ["bench", "--ablation"].map(str::to_owned);
     let words = [&words, scenarios].concat();
-    let (result, json) = measured(artifacts, repo, topology, (&words, ABLATION_LIMIT_S))?;
+    let (verdict, json) = measured(artifacts, repo, topology, (&words, ABLATION_LIMIT_S))?;
     out::write(repo, &format!("ablation-{topology}.json"), json)?;
     println!(
         "out/ablation-{topology}.json has the figures; make figures makes out/ablation.md of it."
     );
-    Ok(result["held"] == true)
+    Ok(verdict.held())
 }
 
 /// What an access costs by each path, as far as the emulated host tells: `out/paths-lab.json`.
 pub fn paths(artifacts: &Artifacts, repo: &Path) -> Result<bool> {
     let names = ["paths", "bpf-switch-cost"];
     let mut object = json!({ "cpu": DEFAULT_CPU });
+    let mut held = true;
     // A host for each: what the first one does isn't in the second one's figures.
     for name in names {
         let report = Options::of(&[name]).report(artifacts, repo)?;
         let result = report.results.into_iter().next().context("no result")?;
-        ensure!(result["error"].is_null(), "{name}: {}", result["error"]);
-        object[name] = result;
+        let error = result.verdict.get("error");
+        ensure!(error.is_null(), "{name}: {error}");
+        held &= result.verdict.held();
+        object[name] = result.json();
     }
-    let held = names
-        .iter()
-        .all(|name| object[name]["held"] == Value::Bool(true));
     out::write(repo, "paths-lab.json", object)?;
     Ok(held)
 }

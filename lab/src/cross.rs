@@ -35,7 +35,7 @@ const DEMO: &[&str] = &[
     "demo",
     "--no-default-features",
     "--features",
-    "vcpufreq/bpf",
+    "vcpufreq/bpf,vcpufreq-tests/agent",
 ];
 const TESTS: &[&str] = &["--release", "--features", "vcpufreq-tests/bpf"];
 

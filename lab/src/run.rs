@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
+use vcpufreq_tests::ScenarioReport;
 
 use crate::arch::{Arch, PC};
 use crate::artifacts::{Artifacts, HostContents};
@@ -120,8 +121,8 @@ impl Driver {
 /// What a run reported.
 #[derive(Debug)]
 pub struct BootReport {
-    /// One object for each scenario.
-    pub results: Vec<Value>,
+    /// One for each scenario.
+    pub results: Vec<ScenarioReport>,
     /// Real time that each of them took, in seconds; the first one's is with the boot.
     pub took_s: Vec<f64>,
     /// Real time of all.
@@ -131,7 +132,8 @@ pub struct BootReport {
 impl BootReport {
     /// Whether every scenario that was asked for reported, and held, with the bench's bounds.
     pub fn held(&self) -> bool {
-        let held = |result: &Value| result["held"] == true && bounds_hold(&result["report"]);
+        let held =
+            |one: &ScenarioReport| one.verdict.held() && bounds_hold(one.verdict.get("report"));
         self.results.iter().all(held)
     }
 }
@@ -176,11 +178,14 @@ impl Options {
         self.check_arch()?;
         let report = self.report(artifacts, repo)?;
         for (result, took_s) in report.results.iter().zip(&report.took_s) {
-            println!("{result}");
-            let name = result["scenario"].as_str().unwrap_or("?");
+            println!("{}", result.json());
+            let name = &result.scenario;
+            for failed in result.verdict.failed() {
+                eprintln!("{name} FAILED: {failed}");
+            }
             if name == "peer" && self.crosvm.is_some() {
                 let file = format!("peer-{}.json", self.topology);
-                out::write(repo, &file, result.clone())?;
+                out::write(repo, &file, result.json())?;
             }
             eprintln!("{took_s:.0} s of real time for {name}");
         }
@@ -401,23 +406,18 @@ impl Options {
         result
     }
 
-    fn results(&self, outcome: &EmulatorOutcome) -> Result<Vec<Value>> {
-        let results: Vec<Value> = result_port::results(&outcome.results)
+    fn results(&self, outcome: &EmulatorOutcome) -> Result<Vec<ScenarioReport>> {
+        let results: Vec<ScenarioReport> = result_port::results(&outcome.results)
             .map(|line| {
                 serde_json::from_str(line.trim()).with_context(|| format!("result line '{line}'"))
             })
             .collect::<Result<_>>()?;
-        if let Some(host) = results.iter().find(|result| result["scenario"] == "host") {
-            bail!(
-                "the host failed: {}",
-                host["error"].as_str().unwrap_or("no reason given")
-            );
+        if let Some(host) = results.iter().find(|result| result.scenario == "host") {
+            bail!("the host failed: {}", host.verdict.failed().join("; "));
         }
         for name in &self.scenarios {
             ensure!(
-                results
-                    .iter()
-                    .any(|result| result["scenario"] == name.as_str()),
+                results.iter().any(|result| result.scenario == *name),
                 "the host ended without a result for '{name}'; its console is in {}",
                 outcome.console.display()
             );
@@ -462,6 +462,7 @@ mod tests {
     //! A program that the emulated host can't run is refused before it boots. A bound of the bench that
     //! doesn't hold is a failure.
     use serde_json::json;
+    use vcpufreq_tests::LabVerdict;
 
     use super::*;
 
@@ -472,8 +473,12 @@ mod tests {
             (json!(null), true),
             (json!(false), false),
         ] {
+            let figures = json!({ "report": { "bounds": [{ "held": held }] } });
             let report = BootReport {
-                results: vec![json!({ "held": true, "report": { "bounds": [{ "held": held }] } })],
+                results: vec![ScenarioReport {
+                    scenario: "bench".to_owned(),
+                    verdict: LabVerdict::with_figures(figures).check("one", true, ()),
+                }],
                 took_s: Vec::new(),
                 wall: Duration::ZERO,
             };

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use serde_json::{Value, json};
+use vcpufreq_tests::ScenarioReport;
 
 use crate::arch::Arch;
 use crate::artifacts::Artifacts;
@@ -294,37 +295,33 @@ impl Boot {
             failed
         })?;
         let each = report.results.iter().zip(&report.took_s);
-        let each = each.map(|(one, took_s)| {
-            let scenario = one["scenario"].as_str().unwrap_or("?");
-            format!("{scenario} {took_s:.0}")
-        });
+        let each = each.map(|(one, took_s)| format!("{} {took_s:.0}", one.scenario));
         let each: Vec<String> = each.collect();
         let line = format!("{:>4} s  {}", report.wall.as_secs(), name(&each.join(", ")));
         above(|| println!("{line}"));
         let wall_s = report.wall.as_secs();
-        let outcomes = report.results.into_iter().map(|result| {
-            let scenario = result["scenario"].as_str().unwrap_or("?").to_owned();
-            ScenarioOutcome {
-                tried: self.tests_of(&name(&scenario), &result, wall_s),
-                result,
-            }
+        let outcomes = report.results.iter().map(|result| ScenarioOutcome {
+            tried: self.tests_of(&name(&result.scenario), result, wall_s),
+            result: result.json(),
         });
         let outcomes: Vec<ScenarioOutcome> = outcomes.collect();
         Ok(outcomes)
     }
 
     /// The tests that a scenario's result makes.
-    fn tests_of(&self, name: &str, result: &Value, wall_s: u64) -> Vec<TestResult> {
-        let mut tried = vec![TestResult::new(name, result["held"] == true, || {
-            result.to_string()
+    fn tests_of(&self, name: &str, result: &ScenarioReport, wall_s: u64) -> Vec<TestResult> {
+        let verdict = &result.verdict;
+        let mut tried = vec![TestResult::new(name, verdict.held(), || {
+            verdict.failed().join("; ")
         })];
-        if result["scenario"] == "demo" {
-            let shown = demo::complete(result.clone(), self.topology, wall_s);
+        if result.scenario == "demo" {
+            let shown = demo::complete(result.json(), self.topology, wall_s);
             let lacks = demo::missing(&shown);
             let what = format!("{name}: demo.json has its keys");
             tried.push(TestResult::new(what, lacks.is_empty(), || lacks.join(", ")));
         }
-        let bounds = result["report"]["bounds"].as_array().into_iter().flatten();
+        let bounds = verdict.get("report")["bounds"].as_array();
+        let bounds = bounds.into_iter().flatten();
         tried.extend(bounds.filter_map(|bound| {
             let out_of_bound = || "it doesn't".to_owned();
             let name = format!("{name}: {}", bound["text"].as_str()?);
@@ -353,8 +350,24 @@ fn summary(tried: &[TestResult], started: Instant) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: the short set is short; what is left follows the pace so far.
+    //! Promises: the short set is short; what is left follows the pace so far; a failure names the
+    //! checks that failed.
+    use vcpufreq_tests::LabVerdict;
+
     use super::*;
+
+    #[test]
+    fn a_failure_names_its_checks() {
+        let report = ScenarioReport {
+            scenario: "stats".to_owned(),
+            verdict: LabVerdict::default()
+                .check("each is counted", false, 3)
+                .check_none("nothing is left", &["a file"]),
+        };
+        let tried = boots::of(Short)[0].tests_of("stats", &report, 1);
+        let seen = "each is counted: 3; nothing is left: [\"a file\"]";
+        assert_eq!(tried[0].verdict, Verdict::Failed(seen.to_owned()));
+    }
 
     #[test]
     fn the_short_set_is_short() {

@@ -96,7 +96,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("vcpufreq-orders", &["vcpufreq-device", "vcpufreq-bridge"]),
-    ("vcpufreq-lab", &[]),
+    ("vcpufreq-lab", &["vcpufreq-tests"]),
 ];
 
 #[test]

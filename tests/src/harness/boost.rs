@@ -2,7 +2,8 @@
 //! Boost: OPPs that the host uses only while it is switched on.
 
 use anyhow::{Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
@@ -17,18 +18,20 @@ pub fn scenario_with(name: &str) -> Option<&str> {
 }
 
 /// Runs a scenario with boost, which was off when the policies were made.
-pub fn with(scenario: impl FnOnce() -> Result<Value>) -> Result<Value> {
+pub fn with(scenario: impl FnOnce() -> Result<LabVerdict>) -> Result<LabVerdict> {
     let before = limits()?;
     sysfs::write(SWITCH, 1)?;
     let on = limits()?;
     ensure!(on != before, "no policy has a boost OPP");
     let result = scenario();
     sysfs::write(SWITCH, 0)?;
-    let mut result = result?;
-    let restored = limits()? == before;
-    result["held"] = (result["held"] == true && restored).into();
-    result["boost"] = json!({ "limits_khz": on, "without_khz": before, "restored": restored });
-    Ok(result)
+    let verdict = result?;
+    let after = limits()?;
+    let restored = after == before;
+    let boost = json!({ "limits_khz": on, "without_khz": before, "restored": restored });
+    Ok(verdict
+        .check("the limits are restored", restored, after)
+        .figure("boost", boost))
 }
 
 fn limits() -> Result<Vec<u32>> {

@@ -11,6 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_host::SCHED_DEBUG;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::policy::Policy;
 use crate::harness::rt_command::succeeded as rt_command;
@@ -111,7 +112,7 @@ pub fn scenario_without(name: &str) -> Option<&str> {
 }
 
 /// Runs a scenario without the servers: `vcpufreq rt` takes them away and brings them back.
-pub fn without(scenario: impl FnOnce() -> Result<Value>) -> Result<Value> {
+pub fn without(scenario: impl FnOnce() -> Result<LabVerdict>) -> Result<LabVerdict> {
     let before = (values("runtime")?, values("period")?);
     ensure!(!before.0.is_empty(), "this kernel has no fair server");
     rt_command(&["apply", "--profile", "no-fair-server"])?;
@@ -120,9 +121,12 @@ pub fn without(scenario: impl FnOnce() -> Result<Value>) -> Result<Value> {
     let gone = values("runtime")?.values().all(|runtime| *runtime == 0);
     let result = scenario();
     rt_command(&["restore"])?;
-    let mut result = result?;
-    let restored = (values("runtime")?, values("period")?) == before;
-    result["held"] = (result["held"] == true && gone && restored).into();
-    result["fair_server"] = json!({ "servers": before.0.len(), "off": gone, "restored": restored });
-    Ok(result)
+    let verdict = result?;
+    let after = (values("runtime")?, values("period")?);
+    let restored = after == before;
+    let servers = json!({ "servers": before.0.len(), "off": gone, "restored": restored });
+    Ok(verdict
+        .check("the servers were off", gone, ())
+        .check("the servers are restored", restored, after)
+        .figure("fair_server", servers))
 }

@@ -12,7 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::reboot::RebootMode;
 use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
-use serde_json::{Value, json};
+use serde_json::Value;
+use vcpufreq_tests::{LabVerdict, ScenarioReport};
 
 use crate::harness::architecture::HERE;
 use crate::harness::console_commands::{dmesg, insmod};
@@ -31,7 +32,7 @@ const GOVERNORS: [&str; 2] = ["cpufreq_userspace", "cpufreq_powersave"];
 const SYSTEMD: &str = "/usr/lib/systemd/systemd";
 
 /// What carries out a scenario by its name.
-pub type RunScenario = fn(&str, &Plan) -> Result<Value>;
+pub type RunScenario = fn(&str, &Plan) -> Result<LabVerdict>;
 
 /// The host's first process, or a service of its init system, which is started first then.
 pub fn main(run: RunScenario) {
@@ -40,7 +41,7 @@ pub fn main(run: RunScenario) {
         println!("{SYSTEMD}: {failed}");
     }
     if let Err(error) = carry_out(run) {
-        report(&json!({ "scenario": "host", "held": false, "error": format!("{error:#}") }));
+        report("host", LabVerdict::broken_off(&format!("{error:#}")));
     }
     // What the port still has to send is lost with the power.
     if let Err(error) = result_port().and_then(|port| Ok(tcdrain(port)?)) {
@@ -105,38 +106,36 @@ fn carry_out(run: RunScenario) -> Result<()> {
             shell()?;
             continue;
         }
-        let mut result = match run(name, &settings) {
-            Ok(result) => result,
+        let mut verdict = match run(name, &settings) {
+            Ok(verdict) => verdict,
             // What a VMM's filters refused is in the kernel's log.
-            Err(error) => json!({
-                "held": false, "error": format!("{error:#}"),
-                "calls_refused": dmesg("type=1326").unwrap_or_default(),
-            }),
+            Err(error) => LabVerdict::broken_off(&format!("{error:#}"))
+                .figure("calls_refused", dmesg("type=1326").unwrap_or_default()),
         };
         if watch {
-            add_reports(&mut result)?;
+            verdict = with_reports(verdict)?;
         }
-        result["scenario"] = name.into();
-        report(&result);
+        report(name, verdict);
     }
     if watch && kernel_log::has_kmemleak() {
         let leaks = kernel_log::leaks()?;
-        report(&json!({ "scenario": "leaks", "held": leaks.is_empty(), "leaks": leaks }));
+        let verdict = LabVerdict::default().check_none("no leak", &leaks);
+        report("leaks", verdict.figure("leaks", leaks));
     }
     Ok(())
 }
 
 /// Of a scenario in which the kernel found something wrong nothing holds.
-fn add_reports(result: &mut Value) -> Result<()> {
+fn with_reports(mut verdict: LabVerdict) -> Result<LabVerdict> {
     let found = kernel_log::look()?;
+    verdict = verdict.check_none("the kernel reports nothing", &found.reports);
     if !found.reports.is_empty() {
-        result["held"] = false.into();
-        result["kernel_reports"] = found.reports.into();
+        verdict = verdict.figure("kernel_reports", found.reports);
     }
     if !found.elsewhere.is_empty() {
-        result["kernel_reports_elsewhere"] = found.elsewhere.into();
+        verdict = verdict.figure("kernel_reports_elsewhere", found.elsewhere);
     }
-    Ok(())
+    Ok(verdict)
 }
 
 fn mount_all() -> Result<()> {
@@ -171,10 +170,19 @@ pub fn begins(done: u32, of: u32, what: &str) {
     let _ = result_port().and_then(|mut port| Ok(writeln!(port, "# {done} {of} {what}")?));
 }
 
-fn report(result: &Value) {
-    let written = result_port().and_then(|mut port| Ok(writeln!(port, "{result}")?));
+fn report(scenario: &str, verdict: LabVerdict) {
+    let result = ScenarioReport {
+        scenario: scenario.to_owned(),
+        verdict,
+    };
+    let line = serde_json::to_string(&result);
+    let written = line.map_err(Into::into).and_then(|line| {
+        let mut port = result_port()?;
+        Ok(writeln!(port, "{line}")?)
+    });
+    let written: Result<()> = written;
     if let Err(error) = written {
-        println!("{error:#}; result: {result}");
+        println!("{error:#}; result: {}", result.json());
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The scenarios: each is a function from a settled host to a result, an
-//! object with `held` and what was counted.
+//! The scenarios: each is a function from a settled host to a verdict, its checks and what was
+//! counted.
 
 #[cfg(feature = "scenarios")]
 pub mod bench;
@@ -24,8 +24,7 @@ pub mod rt;
 
 use anyhow::{Result, bail};
 use serde_json::Value;
-#[cfg(feature = "scenarios")]
-use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::boost;
 use crate::harness::fair_server;
@@ -34,7 +33,7 @@ use crate::harness::plan::Plan;
 use crate::harness::uclamp;
 
 /// Carries out a scenario by name.
-pub fn run(name: &str, plan: &Plan) -> Result<Value> {
+pub fn run(name: &str, plan: &Plan) -> Result<LabVerdict> {
     if let Some(name) = fair_server::scenario_without(name) {
         return fair_server::without(|| run(name, plan));
     }
@@ -44,129 +43,138 @@ pub fn run(name: &str, plan: &Plan) -> Result<Value> {
     }
 }
 
-fn scenario(name: &str, plan: &Plan) -> Result<Value> {
+/// A verdict that is made by hand.
+fn old(made: Result<Value>) -> Result<LabVerdict> {
+    made.map(LabVerdict::from)
+}
+
+fn scenario(name: &str, plan: &Plan) -> Result<LabVerdict> {
     match name {
-        "demo" => device::demo::run(plan),
+        "demo" => old(device::demo::run(plan)),
         name => other(name, plan),
     }
 }
 
 #[cfg(not(feature = "scenarios"))]
-fn other(_name: &str, _plan: &Plan) -> Result<Value> {
+fn other(_name: &str, _plan: &Plan) -> Result<LabVerdict> {
     bail!("this agent has the demo alone")
 }
 
 #[cfg(feature = "scenarios")]
-fn other(name: &str, plan: &Plan) -> Result<Value> {
+fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
     #[cfg(feature = "bpf")]
     if let Some(result) = with_bpf(name, plan) {
         return result;
     }
     match name {
-        "boot" => device::basics::boot(plan),
-        "governor" => device::basics::governor(plan),
-        "board" => bench::board::run(),
-        "board:demo" => bench::board::demo_alone(),
-        name if name.starts_with("board:kills") => kills::run(plan, name),
-        "capacity" => device::basics::capacity(plan),
-        "opps-exact" => device::opps::exact(plan),
-        "opps-floor" => device::opps::floor(plan),
-        "no-dip" => device::dips::no_dip(plan),
-        "no-dip:fifo" => device::dips::no_dip_on_fifo(plan),
-        "dip-by-actuator" => device::dips::dip_by_actuator(plan),
-        "repeat" => device::opps::repeat(plan),
-        "thread-actuator" => device::thread_actuator::run(plan),
-        "domain" => device::domain::run(plan),
-        "domain:both" => device::domain::both(plan),
-        "caps" => device::caps::run(plan),
-        "default-run" => device::default_run::run(plan),
-        "hotplug" => device::hotplug::run(plan),
-        "unpinned" => paths::unpinned::run(plan),
-        "unpinned:rt" => paths::unpinned::beside_real_time(plan),
-        "driver" => device::driver::run(plan),
-        "restart" => device::basics::restart(plan),
-        "doctor" => device::basics::doctor(plan),
-        "flood" | "flood:worker" | "flood:uart" => device::flood::run(plan, name),
-        "memory" => device::memory::run(plan),
-        "metrics" => device::metrics::run(plan),
-        "no-exit" => paths::no_exit::run(plan),
-        "no-uclamp" => device::no_uclamp::run(plan),
-        "order" => paths::order::run(plan),
-        "in-force" => paths::in_force::run(plan),
-        "paths" => paths::cost::run(plan),
-        "peer" => bench::peer::run(),
-        "stats" => device::stats::run(plan),
-        "systemd" => device::systemd::run(plan),
-        "trace" => device::trace::run(plan),
-        "tune" => device::tune::run(plan),
-        "two-guests" => device::two_guests::run(plan),
-        "host-fails" => device::failure::host_fails(plan),
-        "pin-offline" => device::bad_input::run(plan),
-        "kill" => device::kill::run(plan),
-        "protected" => device::protected::run(plan),
+        "boot" => old(device::basics::boot(plan)),
+        "governor" => old(device::basics::governor(plan)),
+        "board" => old(bench::board::run()),
+        "board:demo" => old(bench::board::demo_alone()),
+        name if name.starts_with("board:kills") => old(kills::run(plan, name)),
+        "capacity" => old(device::basics::capacity(plan)),
+        "opps-exact" => old(device::opps::exact(plan)),
+        "opps-floor" => old(device::opps::floor(plan)),
+        "no-dip" => old(device::dips::no_dip(plan)),
+        "no-dip:fifo" => old(device::dips::no_dip_on_fifo(plan)),
+        "dip-by-actuator" => old(device::dips::dip_by_actuator(plan)),
+        "repeat" => old(device::opps::repeat(plan)),
+        "thread-actuator" => old(device::thread_actuator::run(plan)),
+        "domain" => old(device::domain::run(plan)),
+        "domain:both" => old(device::domain::both(plan)),
+        "caps" => old(device::caps::run(plan)),
+        "default-run" => old(device::default_run::run(plan)),
+        "hotplug" => old(device::hotplug::run(plan)),
+        "unpinned" => old(paths::unpinned::run(plan)),
+        "unpinned:rt" => old(paths::unpinned::beside_real_time(plan)),
+        "driver" => old(device::driver::run(plan)),
+        "restart" => old(device::basics::restart(plan)),
+        "doctor" => old(device::basics::doctor(plan)),
+        "flood" | "flood:worker" | "flood:uart" => old(device::flood::run(plan, name)),
+        "memory" => old(device::memory::run(plan)),
+        "metrics" => old(device::metrics::run(plan)),
+        "no-exit" => old(paths::no_exit::run(plan)),
+        "no-uclamp" => old(device::no_uclamp::run(plan)),
+        "order" => old(paths::order::run(plan)),
+        "in-force" => old(paths::in_force::run(plan)),
+        "paths" => old(paths::cost::run(plan)),
+        "peer" => old(bench::peer::run()),
+        "stats" => old(device::stats::run(plan)),
+        "systemd" => old(device::systemd::run(plan)),
+        "trace" => old(device::trace::run(plan)),
+        "tune" => old(device::tune::run(plan)),
+        "two-guests" => old(device::two_guests::run(plan)),
+        "host-fails" => old(device::failure::host_fails(plan)),
+        "pin-offline" => old(device::bad_input::run(plan)),
+        "kill" => old(device::kill::run(plan)),
+        "protected" => old(device::protected::run(plan)),
         #[cfg(target_arch = "aarch64")]
-        "sandbox" => device::sandbox::run(plan),
+        "sandbox" => old(device::sandbox::run(plan)),
         #[cfg(target_arch = "aarch64")]
-        "sandbox:attacks" => device::sandbox::attacked(plan),
-        "qemu" => qemu::run(),
-        "qemu-control" => qemu::control::run(),
-        "qemu-life" => qemu::life::run(plan),
-        "qemu-moves" => qemu::moves::run(plan),
-        "qemu-ram" => qemu::ram::run(),
-        "qemu-service" => qemu::service::run(),
-        "qemu-efi" => qemu::efi::run(plan),
-        "qemu-deaths" => qemu::deaths::run(plan),
-        "debian-guest" => qemu::debian::run(),
-        "libvirt" => qemu::libvirt::run(plan),
-        "libvirt-rt" => qemu::libvirt::real_time::run(plan),
+        "sandbox:attacks" => old(device::sandbox::attacked(plan)),
+        "qemu" => old(qemu::run()),
+        "qemu-control" => old(qemu::control::run()),
+        "qemu-life" => old(qemu::life::run(plan)),
+        "qemu-moves" => old(qemu::moves::run(plan)),
+        "qemu-ram" => old(qemu::ram::run()),
+        "qemu-service" => old(qemu::service::run()),
+        "qemu-efi" => old(qemu::efi::run(plan)),
+        "qemu-deaths" => old(qemu::deaths::run(plan)),
+        "debian-guest" => old(qemu::debian::run()),
+        "libvirt" => old(qemu::libvirt::run(plan)),
+        "libvirt-rt" => old(qemu::libvirt::real_time::run(plan)),
         "uclamp" => clamps(),
-        "idle" => models::idle::run(plan),
-        "guest-facts" => device::guest_facts::run(plan),
-        "guest-facts:stolen" => device::guest_facts::stolen(plan),
-        "ramps" => bench::program::ramps(plan),
-        "rt-app" => models::rt_app::run(plan),
-        "speed" => models::speed::run(plan),
-        "speed-guest" => models::speed::guest(plan),
+        "idle" => old(models::idle::run(plan)),
+        "guest-facts" => old(device::guest_facts::run(plan)),
+        "guest-facts:stolen" => old(device::guest_facts::stolen(plan)),
+        "ramps" => old(bench::program::ramps(plan)),
+        "rt-app" => old(models::rt_app::run(plan)),
+        "speed" => old(models::speed::run(plan)),
+        "speed-guest" => old(models::speed::guest(plan)),
         name if name.starts_with("rt-") && name != "rt-app" => real_time(name, plan),
-        "planted" => planted::run(),
-        "kunit" => kunit::run(plan),
-        _ if name.split(':').next() == Some("bench") => bench::program::run(plan, name),
-        _ if name.split(':').next() == Some("many-vcpus") => device::many_vcpus::run(plan, name),
+        "planted" => old(planted::run()),
+        "kunit" => old(kunit::run(plan)),
+        _ if name.split(':').next() == Some("bench") => old(bench::program::run(plan, name)),
+        _ if name.split(':').next() == Some("many-vcpus") => {
+            old(device::many_vcpus::run(plan, name))
+        }
         _ => bail!("no such scenario"),
     }
 }
 
 /// Those of real-time guests.
 #[cfg(feature = "scenarios")]
-fn real_time(name: &str, plan: &Plan) -> Result<Value> {
+fn real_time(name: &str, plan: &Plan) -> Result<LabVerdict> {
     match name {
-        "rt-guest" => rt::guest::run(plan),
-        "rt-io" => rt::io::run(plan),
-        "rt-latency" => rt::latency::run(plan),
-        "rt-loop" => rt::periodic_loop::run(plan),
-        "rt-qemu" => rt::served::run(plan),
-        name if name.starts_with("rt-qemu:kills") => rt::kills::run(name),
-        "rt-settings" => rt::settings::run(plan),
-        "rt-settings:kills" => rt::settings::kills(plan),
-        "rt-standard" => rt::standard::run(plan),
+        "rt-guest" => old(rt::guest::run(plan)),
+        "rt-io" => old(rt::io::run(plan)),
+        "rt-latency" => old(rt::latency::run(plan)),
+        "rt-loop" => old(rt::periodic_loop::run(plan)),
+        "rt-qemu" => old(rt::served::run(plan)),
+        name if name.starts_with("rt-qemu:kills") => old(rt::kills::run(name)),
+        "rt-settings" => old(rt::settings::run(plan)),
+        "rt-settings:kills" => old(rt::settings::kills(plan)),
+        "rt-standard" => old(rt::standard::run(plan)),
         _ => bail!("no such scenario"),
     }
 }
 
 #[cfg(feature = "bpf")]
-fn with_bpf(name: &str, plan: &Plan) -> Option<Result<Value>> {
+fn with_bpf(name: &str, plan: &Plan) -> Option<Result<LabVerdict>> {
     match name {
-        "attach" => Some(paths::attach::run()),
-        "fallbacks" => Some(paths::fallbacks::run(plan)),
-        "fallbacks:start" => Some(paths::fallbacks::at_start(plan)),
-        "fallbacks:reset" => Some(paths::fallbacks::reset(plan)),
-        _ => bpf::run(name, plan),
+        "attach" => Some(old(paths::attach::run())),
+        "fallbacks" => Some(old(paths::fallbacks::run(plan))),
+        "fallbacks:start" => Some(old(paths::fallbacks::at_start(plan))),
+        "fallbacks:reset" => Some(old(paths::fallbacks::reset(plan))),
+        _ => old(bpf::run(name, plan)),
     }
 }
 
 /// Whether clamps take effect on every CPU, after all that was done before.
 #[cfg(feature = "scenarios")]
-fn clamps() -> Result<Value> {
+fn clamps() -> Result<LabVerdict> {
     let wrong = uclamp::cpus_that_disobey()?;
-    Ok(json!({ "held": wrong.is_empty(), "cpus_that_disobey": wrong }))
+    Ok(LabVerdict::default()
+        .check_none("each CPU obeys", &wrong)
+        .figure("cpus_that_disobey", wrong))
 }
