@@ -4,7 +4,8 @@
 //! host's frequency.
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::plan::{cur_perf, registers};
 use crate::harness::policy::Policy;
@@ -19,7 +20,7 @@ pub fn coarse_table(vcpu: usize, policy: &Policy) -> [String; 2] {
 
 /// A vCPU with that table and `--cur-perf table`: between its entries it reads the
 /// nearer one.
-pub fn nearest_entries(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Value> {
+pub fn nearest_entries(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<LabVerdict> {
     let (min, max) = (policy.min(), policy.max());
     let nearest = |khz: u32| if khz - min < max - khz { min } else { max };
     let rows = at_each_opp(vm, vcpu, policy)?;
@@ -30,14 +31,18 @@ pub fn nearest_entries(vm: &mut Vm, vcpu: usize, policy: &Policy) -> Result<Valu
     // Else this is no test of the rounding.
     let tried = both(min) && both(max);
     let right = rows.iter().all(|&(host, read)| read == nearest(host));
-    Ok(json!({ "held": tried && right, "host_and_read_khz": rows }))
+    let figures = json!({ "host_and_read_khz": rows });
+    Ok(LabVerdict::with_figures(figures)
+        .check("it reads both ends between them", tried, &rows)
+        .check("it reads the nearest entries", right, &rows))
 }
 
 /// A vCPU with `--cur-perf request` that has asked for `asked` last.
-pub fn asked_for(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<Value> {
+pub fn asked_for(vm: &mut Vm, vcpu: usize, policy: &Policy, asked: u32) -> Result<LabVerdict> {
     let rows = at_each_opp(vm, vcpu, policy)?;
     let right = rows.iter().all(|&(_, read)| read == asked);
-    Ok(json!({ "held": right, "asked_khz": asked, "host_and_read_khz": rows }))
+    let figures = json!({ "asked_khz": asked, "host_and_read_khz": rows });
+    Ok(LabVerdict::with_figures(figures).check("it reads its request", right, &rows))
 }
 
 /// What the host runs at and the vCPU reads, with the pCPU held at each OPP.

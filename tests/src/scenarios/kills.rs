@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use super::bench::board;
 use super::qemu::deaths;
@@ -36,7 +37,7 @@ const OF_DEMO: Duration = Duration::from_millis(2_800);
 const WHAT: [(&str, u32); 4] = [("run", 8), ("rt apply", 6), ("serve", 3), ("demo", 3)];
 
 /// `name` is `board:kills` or `board:kills:NUMBER`.
-pub fn run(plan: &Plan, name: &str) -> Result<Value> {
+pub fn run(plan: &Plan, name: &str) -> Result<LabVerdict> {
     mount_bpffs()?;
     let kills = name
         .strip_prefix("board:kills:")
@@ -55,10 +56,16 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
     }
     left.extend(leftovers()?);
     let whole = kills < KILLS || (counts.len() == WHAT.len() && at_work * 4 > kills);
-    Ok(json!({
-        "held": left.is_empty() && whole, "kills": kills, "of": counts,
-        "with_changes_on_the_host": at_work, "left": left,
-    }))
+    let figures = json!({
+        "kills": kills, "of": counts, "with_changes_on_the_host": at_work, "left": left,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("nothing is left", &left)
+        .check(
+            "each was killed, a quarter at work",
+            whole,
+            (&counts, at_work),
+        ))
 }
 
 fn drawn(random: &mut Random) -> &'static str {

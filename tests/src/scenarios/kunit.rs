@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::{insmod, rmmod};
 use crate::harness::kernel_log;
@@ -22,7 +22,7 @@ const OF_HOST: (&str, &str) = ("vcpufreq_host_test", "vcpufreq_clamp");
 const OF_GUEST: (&str, &str) = ("vcpufreq_guest_test", "vcpufreq_scale");
 
 /// All tests passed of each kernel that has KUnit.
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let mut of = Vec::new();
     if Path::new(RESULTS).exists() {
         of.push(on_host()?);
@@ -34,8 +34,10 @@ pub fn run(plan: &Plan) -> Result<Value> {
         !of.is_empty(),
         "no kernel has KUnit: --host checked, --guest checked"
     );
-    let held = of.iter().all(|results| passed(results));
-    Ok(json!({ "held": held, "results": of }))
+    let passed = of.iter().all(|results| passed(results));
+    Ok(LabVerdict::default()
+        .check("each test passes", passed, &of)
+        .figure("results", of))
 }
 
 fn on_host() -> Result<String> {

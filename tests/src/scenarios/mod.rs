@@ -23,6 +23,7 @@ pub mod qemu;
 pub mod rt;
 
 use anyhow::{Result, bail};
+#[cfg(feature = "scenarios")]
 use serde_json::Value;
 use vcpufreq_tests::LabVerdict;
 
@@ -44,13 +45,14 @@ pub fn run(name: &str, plan: &Plan) -> Result<LabVerdict> {
 }
 
 /// A verdict that is made by hand.
+#[cfg(feature = "scenarios")]
 fn old(made: Result<Value>) -> Result<LabVerdict> {
     made.map(LabVerdict::from)
 }
 
 fn scenario(name: &str, plan: &Plan) -> Result<LabVerdict> {
     match name {
-        "demo" => old(device::demo::run(plan)),
+        "demo" => device::demo::run(plan),
         name => other(name, plan),
     }
 }
@@ -67,51 +69,51 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         return result;
     }
     match name {
-        "boot" => old(device::basics::boot(plan)),
-        "governor" => old(device::basics::governor(plan)),
+        "boot" => device::basics::boot(plan),
+        "governor" => device::basics::governor(plan),
         "board" => old(bench::board::run()),
         "board:demo" => old(bench::board::demo_alone()),
-        name if name.starts_with("board:kills") => old(kills::run(plan, name)),
-        "capacity" => old(device::basics::capacity(plan)),
-        "opps-exact" => old(device::opps::exact(plan)),
-        "opps-floor" => old(device::opps::floor(plan)),
-        "no-dip" => old(device::dips::no_dip(plan)),
-        "no-dip:fifo" => old(device::dips::no_dip_on_fifo(plan)),
-        "dip-by-actuator" => old(device::dips::dip_by_actuator(plan)),
-        "repeat" => old(device::opps::repeat(plan)),
-        "thread-actuator" => old(device::thread_actuator::run(plan)),
-        "domain" => old(device::domain::run(plan)),
-        "domain:both" => old(device::domain::both(plan)),
-        "caps" => old(device::caps::run(plan)),
-        "default-run" => old(device::default_run::run(plan)),
-        "hotplug" => old(device::hotplug::run(plan)),
-        "unpinned" => old(paths::unpinned::run(plan)),
-        "unpinned:rt" => old(paths::unpinned::beside_real_time(plan)),
-        "driver" => old(device::driver::run(plan)),
-        "restart" => old(device::basics::restart(plan)),
-        "doctor" => old(device::basics::doctor(plan)),
-        "flood" | "flood:worker" | "flood:uart" => old(device::flood::run(plan, name)),
-        "memory" => old(device::memory::run(plan)),
-        "metrics" => old(device::metrics::run(plan)),
-        "no-exit" => old(paths::no_exit::run(plan)),
-        "no-uclamp" => old(device::no_uclamp::run(plan)),
-        "order" => old(paths::order::run(plan)),
-        "in-force" => old(paths::in_force::run(plan)),
-        "paths" => old(paths::cost::run(plan)),
+        name if name.starts_with("board:kills") => kills::run(plan, name),
+        "capacity" => device::basics::capacity(plan),
+        "opps-exact" => device::opps::exact(plan),
+        "opps-floor" => device::opps::floor(plan),
+        "no-dip" => device::dips::no_dip(plan),
+        "no-dip:fifo" => device::dips::no_dip_on_fifo(plan),
+        "dip-by-actuator" => device::dips::dip_by_actuator(plan),
+        "repeat" => device::opps::repeat(plan),
+        "thread-actuator" => device::thread_actuator::run(plan),
+        "domain" => device::domain::run(plan),
+        "domain:both" => device::domain::both(plan),
+        "caps" => device::caps::run(plan),
+        "default-run" => device::default_run::run(plan),
+        "hotplug" => device::hotplug::run(plan),
+        "unpinned" => paths::unpinned::run(plan),
+        "unpinned:rt" => paths::unpinned::beside_real_time(plan),
+        "driver" => device::driver::run(plan),
+        "restart" => device::basics::restart(plan),
+        "doctor" => device::basics::doctor(plan),
+        "flood" | "flood:worker" | "flood:uart" => device::flood::run(plan, name),
+        "memory" => device::memory::run(plan),
+        "metrics" => device::metrics::run(plan),
+        "no-exit" => paths::no_exit::run(plan),
+        "no-uclamp" => device::no_uclamp::run(plan),
+        "order" => paths::order::run(plan),
+        "in-force" => paths::in_force::run(plan),
+        "paths" => paths::cost::run(plan),
         "peer" => old(bench::peer::run()),
-        "stats" => old(device::stats::run(plan)),
-        "systemd" => old(device::systemd::run(plan)),
-        "trace" => old(device::trace::run(plan)),
-        "tune" => old(device::tune::run(plan)),
-        "two-guests" => old(device::two_guests::run(plan)),
-        "host-fails" => old(device::failure::host_fails(plan)),
-        "pin-offline" => old(device::bad_input::run(plan)),
-        "kill" => old(device::kill::run(plan)),
-        "protected" => old(device::protected::run(plan)),
+        "stats" => device::stats::run(plan),
+        "systemd" => device::systemd::run(plan),
+        "trace" => device::trace::run(plan),
+        "tune" => device::tune::run(plan),
+        "two-guests" => device::two_guests::run(plan),
+        "host-fails" => device::failure::host_fails(plan),
+        "pin-offline" => device::bad_input::run(plan),
+        "kill" => device::kill::run(plan),
+        "protected" => device::protected::run(plan),
         #[cfg(target_arch = "aarch64")]
-        "sandbox" => old(device::sandbox::run(plan)),
+        "sandbox" => device::sandbox::run(plan),
         #[cfg(target_arch = "aarch64")]
-        "sandbox:attacks" => old(device::sandbox::attacked(plan)),
+        "sandbox:attacks" => device::sandbox::attacked(plan),
         "qemu" => old(qemu::run()),
         "qemu-control" => old(qemu::control::run()),
         "qemu-life" => old(qemu::life::run(plan)),
@@ -124,20 +126,18 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "libvirt" => old(qemu::libvirt::run(plan)),
         "libvirt-rt" => old(qemu::libvirt::real_time::run(plan)),
         "uclamp" => clamps(),
-        "idle" => old(models::idle::run(plan)),
-        "guest-facts" => old(device::guest_facts::run(plan)),
-        "guest-facts:stolen" => old(device::guest_facts::stolen(plan)),
+        "idle" => models::idle::run(plan),
+        "guest-facts" => device::guest_facts::run(plan),
+        "guest-facts:stolen" => device::guest_facts::stolen(plan),
         "ramps" => old(bench::program::ramps(plan)),
-        "rt-app" => old(models::rt_app::run(plan)),
-        "speed" => old(models::speed::run(plan)),
-        "speed-guest" => old(models::speed::guest(plan)),
+        "rt-app" => models::rt_app::run(plan),
+        "speed" => models::speed::run(plan),
+        "speed-guest" => models::speed::guest(plan),
         name if name.starts_with("rt-") && name != "rt-app" => real_time(name, plan),
-        "planted" => old(planted::run()),
-        "kunit" => old(kunit::run(plan)),
+        "planted" => planted::run(),
+        "kunit" => kunit::run(plan),
         _ if name.split(':').next() == Some("bench") => old(bench::program::run(plan, name)),
-        _ if name.split(':').next() == Some("many-vcpus") => {
-            old(device::many_vcpus::run(plan, name))
-        }
+        _ if name.split(':').next() == Some("many-vcpus") => device::many_vcpus::run(plan, name),
         _ => bail!("no such scenario"),
     }
 }
@@ -162,10 +162,10 @@ fn real_time(name: &str, plan: &Plan) -> Result<LabVerdict> {
 #[cfg(feature = "bpf")]
 fn with_bpf(name: &str, plan: &Plan) -> Option<Result<LabVerdict>> {
     match name {
-        "attach" => Some(old(paths::attach::run())),
-        "fallbacks" => Some(old(paths::fallbacks::run(plan))),
-        "fallbacks:start" => Some(old(paths::fallbacks::at_start(plan))),
-        "fallbacks:reset" => Some(old(paths::fallbacks::reset(plan))),
+        "attach" => Some(paths::attach::run()),
+        "fallbacks" => Some(paths::fallbacks::run(plan)),
+        "fallbacks:start" => Some(paths::fallbacks::at_start(plan)),
+        "fallbacks:reset" => Some(paths::fallbacks::reset(plan)),
         _ => old(bpf::run(name, plan)),
     }
 }

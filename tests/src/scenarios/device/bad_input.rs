@@ -8,7 +8,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::leftovers::leftovers;
 use crate::harness::plan::Plan;
@@ -23,7 +24,7 @@ const BAD_TOML: &str = "/run/bad.toml";
 /// A vCPU pinned to a pCPU that is offline; online again, the same guest
 /// starts. Then what only shows once KVM is there, and some that is found
 /// before.
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let setup = plan.mirroring(&[policy.cpu()]);
@@ -50,12 +51,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
     }
     cases.push(anothers_directory(&setup)?);
     Vm::boot(&setup)?.quit()?;
-    let held = cases.iter().all(|case| case["held"] == true);
-    Ok(json!({ "held": held, "cases": cases }))
+    Ok(LabVerdict::default().parts("cases", cases))
 }
 
 /// Another user's directory in the place of root's records.
-fn anothers_directory(setup: &Setup) -> Result<Value> {
+fn anothers_directory(setup: &Setup) -> Result<LabVerdict> {
     fs::create_dir(RECORDS)?;
     chown(RECORDS, Some(NOBODY), None)?;
     let says = format!("{RECORDS} belongs to user {NOBODY}, not to root");
@@ -66,13 +66,14 @@ fn anothers_directory(setup: &Setup) -> Result<Value> {
 
 /// Starts a VMM that has to refuse: exit code 2, one line that contains all of
 /// `says`, and a second later nothing of it left.
-pub fn refused(setup: &Setup, says: &[&str]) -> Result<Value> {
+pub fn refused(setup: &Setup, says: &[&str]) -> Result<LabVerdict> {
     let said = Vm::start(setup)?.finish(2)?;
     sleep(Duration::from_secs(1));
     let left = leftovers()?;
     let all = says.iter().all(|text| said.contains(text));
-    Ok(json!({
-        "held": all && said.lines().count() == 1 && left.is_empty(),
-        "vmm_said": said, "left": left,
-    }))
+    let figures = json!({ "vmm_said": said, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .check("it names the cause", all, &said)
+        .check("one line", said.lines().count() == 1, &said)
+        .check_none("nothing is left", &left))
 }

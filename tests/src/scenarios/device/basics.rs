@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::opps::{SweepRow, sweep};
 use crate::harness::fair_server;
@@ -17,21 +18,23 @@ use crate::harness::vm::Vm;
 
 /// A guest with a vCPU on the first CPU of each policy boots, answers, and
 /// powers off.
-pub fn boot(plan: &Plan) -> Result<Value> {
+pub fn boot(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let mut vm = Vm::boot(&plan.mirroring(&first_cpus(&policies)))?;
     let guest = vm.ask("read /proc/sys/kernel/osrelease")?;
     let errors = vm.quit()?;
-    Ok(json!({ "held": true, "guest_kernel": guest, "vmm_said": errors }))
+    // A guest that doesn't boot, or ends otherwise, is an error.
+    let figures = json!({ "guest_kernel": guest, "vmm_said": errors });
+    Ok(LabVerdict::with_figures(figures).check("it boots and ends", true, ()))
 }
 
 /// The guest's own cpu_capacity is its pCPU's within 1, and cur_perf is the
 /// pCPU's frequency.
-pub fn capacity(plan: &Plan) -> Result<Value> {
+pub fn capacity(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let mut vm = plan.guest(&plan.mirroring(&first_cpus(&policies)))?;
     let base = registers(&mut vm)?;
-    let mut held = true;
+    let mut right = true;
     let mut rows = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
         let path = format!("/sys/devices/system/cpu/cpu{vcpu}/cpu_capacity");
@@ -43,22 +46,24 @@ pub fn capacity(plan: &Plan) -> Result<Value> {
         let (host, read) = (look.held, look.outcome);
         let khz = host.most;
         vm.ask("stop busy")?;
-        held &= capacity.abs_diff(policy.capacity) <= 1 && host.since.contains(&read);
+        right &= capacity.abs_diff(policy.capacity) <= 1 && host.since.contains(&read);
         rows.push(json!({
             "pcpu_capacity": policy.capacity, "guest_capacity": capacity,
             "host_khz": khz, "guest_reads_khz": read,
         }));
     }
     vm.quit()?;
-    Ok(json!({ "held": held, "vcpus": rows }))
+    Ok(LabVerdict::default()
+        .check("capacities and frequencies are the pCPUs'", right, &rows)
+        .figure("vcpus", rows))
 }
 
 /// With schedutil in the guest, a busy loop brings its pCPU to the maximum
 /// and idling brings it down to the minimum.
-pub fn governor(plan: &Plan) -> Result<Value> {
+pub fn governor(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let mut vm = plan.guest(&plan.mirroring(&first_cpus(&policies)))?;
-    let mut held = true;
+    let mut right = true;
     let mut rows = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
         set_governor(&mut vm, vcpu, "schedutil")?;
@@ -79,15 +84,21 @@ pub fn governor(plan: &Plan) -> Result<Value> {
             }
         }
         vm.ask("stop idle")?;
-        held &= busy == policy.max() && idle == policy.min();
+        right &= busy == policy.max() && idle == policy.min();
         rows.push(json!({ "busy_khz": busy, "max_khz": policy.max(), "idle_khz": idle, "idle_clamp": vm.clamp(vcpu)?, "min_khz": policy.min() }));
     }
     vm.quit()?;
-    Ok(json!({ "held": held, "vcpus": rows }))
+    Ok(LabVerdict::default()
+        .check(
+            "a busy loop brings the maximum, idling the minimum",
+            right,
+            &rows,
+        )
+        .figure("vcpus", rows))
 }
 
 /// A guest that reboots boots again, and the bridge works after it.
-pub fn restart(plan: &Plan) -> Result<Value> {
+pub fn restart(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.first().context("no policy")?;
     let setup = plan.mirroring(&[policy.cpu()]).with(&["--clamp", "exact"]);
@@ -99,7 +110,8 @@ pub fn restart(plan: &Plan) -> Result<Value> {
     let rows = sweep(&mut vm, 0, policy, SweepRow::exact)?;
     vm.quit()?;
     let wrong = rows.iter().filter(|row| !row.exact()).count();
-    Ok(json!({ "held": wrong == 0, "opps_checked": rows.len(), "opps_wrong": wrong }))
+    let figures = json!({ "opps_checked": rows.len(), "opps_wrong": wrong });
+    Ok(LabVerdict::with_figures(figures).check_eq("no OPP is wrong", &wrong, 0))
 }
 
 /// What the bridge can't do without, by the names of `vcpufreq doctor`; the lab's host has the
@@ -108,7 +120,7 @@ const NEEDED: [&str; 4] = ["kvm", "path", "uclamp", "governor"];
 
 /// `vcpufreq doctor` on the lab's host reports that a guest can run here with
 /// the bridge, and each policy's floor.
-pub fn doctor(_plan: &Plan) -> Result<Value> {
+pub fn doctor(_plan: &Plan) -> Result<LabVerdict> {
     let output = Command::new("/bin/vcpufreq")
         .args(["doctor", "--json"])
         .output()?;
@@ -120,11 +132,17 @@ pub fn doctor(_plan: &Plan) -> Result<Value> {
         findings.any(|one| one["subject"] == **subject && one["level"] == "good")
     };
     let good: Vec<&str> = NEEDED.into_iter().filter(good).collect();
-    let mut findings = all.into_iter().flatten();
-    let by_bpf = findings.any(|one| one["subject"] == "path" && one["what"] == "bpf");
+    let paths = all.into_iter().flatten();
+    let paths = paths.filter(|one| one["subject"] == "path");
+    let paths: Vec<&Value> = paths.map(|one| &one["what"]).collect();
+    let by_bpf = paths.iter().any(|what| **what == "bpf");
     let (floors_right, floors) = fair_server::doctors(&said)?;
-    let held = matches!(code, Some(0 | 1)) && good == NEEDED && by_bpf && floors_right;
-    Ok(json!({
-        "held": held, "exit_code": code, "good": good, "floors": floors, "doctor": said,
-    }))
+    let figures = json!({
+        "exit_code": code, "good": good, "floors": floors, "doctor": said,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("the exit code", matches!(code, Some(0 | 1)), code)
+        .check_eq("all that is needed is good", &good, NEEDED)
+        .check("the path is bpf", by_bpf, &paths)
+        .check("each policy's floor", floors_right, &floors))
 }

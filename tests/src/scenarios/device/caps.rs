@@ -7,7 +7,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::Deeds;
 use crate::harness::plan::{Plan, set_governor};
@@ -29,7 +30,7 @@ const WATCH: Duration = Duration::from_millis(1_500);
 /// What a share of the guest may differ from the host's.
 const TOLERANCE: f64 = 0.2;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let [little, big] = &policies[..] else {
         anyhow::bail!("this scenario is for a host with two policies")
@@ -50,13 +51,17 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let leaves = host[0].min(host[2]) - host[1] > 0.5;
     let maxima = [capped, big.max()] == guest.maxima && guest.others == [little.max(); 2];
     let soon = guest.followed_after.iter().all(|after| *after <= WITHIN);
-    Ok(json!({
-        "held": alike && leaves && maxima && soon,
+    let figures = json!({
         "share_on_big_cpus": rows, "capped_khz": capped,
         "guest_maxima_khz": guest.maxima, "of_the_little_cpus_khz": guest.others,
         "followed_after_ms": guest.followed_after.map(|after| after.as_millis()),
         "within_ms": WITHIN.as_millis(),
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("shares as on the host", alike, &rows)
+        .check("tasks leave the big CPUs", leaves, &rows)
+        .check("maxima follow", maxima, (guest.maxima, guest.others))
+        .check("they follow soon", soon, guest.followed_after))
 }
 
 fn set_max(policy: &Policy, khz: u32) -> Result<()> {

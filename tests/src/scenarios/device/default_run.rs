@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::frequency::let_ticks_pass;
 use crate::harness::migration::{move_to, scaled};
@@ -20,7 +21,7 @@ const PATHS: [&[&str]; 3] = [&[], &["--path", "exit"], &["--path", "ioeventfd"]]
 const TABLE_LEN: u64 = 0x08;
 const DOMAIN: u64 = 0x14;
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     for policy in &policies {
         sysfs::write(format!("{}/scaling_governor", policy.path), "userspace")?;
@@ -34,10 +35,10 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     }
     let pinned = mirrors(&policies)
         .unwrap_or_else(|error| json!({ "right": false, "error": format!("{error:#}") }));
-    let mut all = unpinned.iter().chain([&pinned]);
-    Ok(json!({
-        "held": all.all(|one| one["right"] == true), "unpinned": unpinned, "pinned": pinned,
-    }))
+    let figures = json!({ "unpinned": unpinned, "pinned": pinned });
+    Ok(LabVerdict::with_figures(figures)
+        .check_rows("what runs unpinned reads true", &unpinned)
+        .check_rows("what mirrors is pinned", [&pinned]))
 }
 
 /// What the kernel prints at its boot takes an exit for each character: once is enough.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::opps::{SweepRow, sweep};
 use crate::harness::host::begins;
@@ -19,7 +20,7 @@ use crate::harness::vm::{Vm, events};
 /// 20 % duty: 4 ms of 20.
 const LOAD: &str = "20000 4000";
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let setup = plan
         .mirroring(&first_cpus(&policies))
@@ -60,16 +61,26 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let without = periodic(&mut vm, &policies, false)?;
     vm.quit()?;
     let at = |end: &'static str| move |row: &Value| row["busy_khz_median"] == row[end];
-    let held = wrong == 0 && with.iter().all(at("max_khz")) && without.iter().all(at("min_khz"));
-    Ok(json!({
-        "held": held,
+    let figures = json!({
         "host_kernel": sysfs::text("/proc/sys/kernel/osrelease")?,
         "guest_kernel": guest_kernel,
         "opps_checked": rows.len(), "opps_wrong": wrong,
         "requests": requests, "applied": applied, "refused": refused,
         "rows": rows.iter().map(SweepRow::json).collect::<Vec<_>>(),
         "bridge": with, "no_bridge": without,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("no OPP is wrong", &wrong, 0)
+        .check(
+            "a light load runs at the maximum with the bridge",
+            with.iter().all(at("max_khz")),
+            &with,
+        )
+        .check(
+            "and at the minimum without it",
+            without.iter().all(at("min_khz")),
+            &without,
+        ))
 }
 
 /// The frequencies of the pCPUs, each under a guest load of 20 % duty and, with the bridge, the

@@ -2,7 +2,7 @@
 //! Whether the host's frequency dips when a guest's request changes.
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::dips::CHANGES;
 use crate::harness::dips::Dips;
@@ -22,21 +22,25 @@ use crate::harness::vm::{Setup, Vm, requests_of};
 
 /// Across 100 changes of request on a busy vCPU, the host's trace shows
 /// nothing below the smaller of the old and the new request.
-pub fn no_dip(plan: &Plan) -> Result<Value> {
+pub fn no_dip(plan: &Plan) -> Result<LabVerdict> {
     let seen = changes_while_busy(plan, &Policy::all()?, false)?;
-    Ok(json!({ "held": seen.none(), "seen": seen.json() }))
+    Ok(LabVerdict::default()
+        .check("no change dips", seen.none(), seen.json())
+        .figure("seen", seen.json()))
 }
 
 /// The same of a SCHED_FIFO vCPU. Its tick doesn't call the governor: how often the frequency moves
 /// depends on what else happens on its pCPU.
-pub fn no_dip_on_fifo(plan: &Plan) -> Result<Value> {
+pub fn no_dip_on_fifo(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let mut seen = changes_while_busy(plan, &policies, true)?;
     // Nor does a server's start call the governor then.
     if floor_khz(last_of(&policies)?.1)? == 0 {
         seen.least_moves = 1;
     }
-    Ok(json!({ "held": seen.none(), "seen": seen.json() }))
+    Ok(LabVerdict::default()
+        .check("no change dips", seen.none(), seen.json())
+        .figure("seen", seen.json()))
 }
 
 /// The changes of a busy vCPU of the last policy, whose thread may be
@@ -67,13 +71,19 @@ fn changes_while_busy(plan: &Plan, policies: &[Policy], fifo: bool) -> Result<Di
 
 /// The same on a vCPU that has just become busy, so that the request alone holds the frequency: no
 /// dips by a cgroup, some by sched_setattr on the vCPU's thread. That is why a cgroup is preferred.
-pub fn dip_by_actuator(_plan: &Plan) -> Result<Value> {
+pub fn dip_by_actuator(_plan: &Plan) -> Result<LabVerdict> {
     let cgroup = changes_while_light("cgroup")?;
     let thread = changes_while_light("thread")?;
-    Ok(json!({
-        "held": cgroup.none() && thread.enough() && !thread.dips.is_empty(),
-        "cgroup": cgroup.json(), "thread": thread.json(),
-    }))
+    Ok(LabVerdict::default()
+        .check("none by a cgroup dips", cgroup.none(), cgroup.json())
+        .check("enough by a thread", thread.enough(), thread.json())
+        .check(
+            "some by a thread dip",
+            !thread.dips.is_empty(),
+            thread.json(),
+        )
+        .figure("cgroup", cgroup.json())
+        .figure("thread", thread.json()))
 }
 
 fn changes_while_light(actuator: &str) -> Result<Dips> {

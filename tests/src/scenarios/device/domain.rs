@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::without_host_module;
 use crate::harness::frequency::host_runs_at;
@@ -21,7 +22,7 @@ use crate::harness::wait::{SOON, settled};
 /// Offset of set_perf in a vCPU's page.
 const SET_PERF: u64 = 0x04;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = with_two_cpus(&policies)?;
     let setup = plan
@@ -29,12 +30,13 @@ pub fn run(plan: &Plan) -> Result<Value> {
         .with(&["--clamp", "exact"]);
     let mut checks = raw_writes(&setup, policy)?;
     checks.extend(through_driver(plan, &setup, policy)?);
-    let held = checks.iter().all(|check| check["right"] == true);
-    Ok(json!({ "held": held, "checks": checks }))
+    Ok(LabVerdict::default()
+        .check_rows("both vCPUs have the domain's clamp", &checks)
+        .figure("checks", checks))
 }
 
 /// Both ask at once, by each path, and by `bpf` without the host module.
-pub fn both(_plan: &Plan) -> Result<Value> {
+pub fn both(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = with_two_cpus(&policies)?;
     let mut checks = Vec::new();
@@ -46,8 +48,9 @@ pub fn both(_plan: &Plan) -> Result<Value> {
         by_worker["module"] = false.into();
         checks.push(by_worker);
     }
-    let held = checks.iter().all(|check| check["right"] == true);
-    Ok(json!({ "held": held, "checks": checks }))
+    Ok(LabVerdict::default()
+        .check_rows("both vCPUs have the newest request's clamp", &checks)
+        .figure("checks", checks))
 }
 
 fn with_two_cpus(policies: &[Policy]) -> Result<&Policy> {

@@ -3,7 +3,8 @@
 //! loaded again; the guest is as before each time.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::frequency::host_runs_at;
 use crate::harness::frequency::let_ticks_pass;
@@ -12,16 +13,14 @@ use crate::harness::policy::Policy;
 use crate::harness::sysfs::CPUFREQ;
 use crate::harness::vm::Vm;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let setup = plan
         .mirroring(&first_cpus(&policies))
         .with(&["--clamp", "exact"]);
     let mut vm = Vm::boot(&setup)?;
     let mut story = Vec::new();
-    let mut held = true;
     let mut tell = |what: &str, right: bool| {
-        held &= right;
         story.push(json!({ "what": what, "right": right }));
     };
     plan.load_driver(&mut vm)?;
@@ -64,7 +63,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let complaints = vm.ask("dmesg BUG:")? + &vm.ask("dmesg WARNING:")?;
     tell("no complaint of the guest's kernel", complaints.is_empty());
     vm.quit()?;
-    Ok(json!({ "held": held, "story": story, "complaints": complaints }))
+    let figures = json!({ "story": story, "complaints": complaints });
+    Ok(LabVerdict::with_figures(figures).check_rows("each step", &story))
 }
 
 /// Whether the host follows each vCPU to its maximum and its minimum; where

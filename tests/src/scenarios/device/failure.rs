@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::frequency::host_runs_at;
 use crate::harness::frequency::let_ticks_pass;
@@ -24,7 +25,7 @@ const DEAF: [&str; 2] = ["performance", "powersave"];
 
 /// The host's governor changes, a pCPU goes offline and comes back, the cgroup goes away. The guest
 /// runs on, each is reported once and counted, and later requests are in force.
-pub fn host_fails(plan: &Plan) -> Result<Value> {
+pub fn host_fails(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (vcpu, policy) = last_of(&policies)?;
     let setup = plan
@@ -42,15 +43,23 @@ pub fn host_fails(plan: &Plan) -> Result<Value> {
     let alive = vm.ask("read /proc/uptime")?;
     let said = vm.quit_with(1)?;
     let happened = happened()?;
-    let refused = happened["refused"].as_u64() >= Some(2);
-    let told = happened["governor"] == json!(["lost", "ok", "lost", "ok"])
-        && happened["pin"] == json!(["lost", "ok"]);
+    let refused = &happened["refused"];
+    let (governor, pin) = (&happened["governor"], &happened["pin"]);
     let lines = lines(&said, policy, vcpu);
-    let held = steps.iter().all(|step| step["right"] == true) && refused && told;
-    Ok(json!({
-        "held": held && lines["right"] == true && !alive.is_empty(),
+    let figures = json!({
         "steps": steps, "events": happened, "lines": lines, "vmm_said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_rows("each step", &steps)
+        .check("refusals are told", refused.as_u64() >= Some(2), refused)
+        .check_eq(
+            "governors are told",
+            governor,
+            json!(["lost", "ok", "lost", "ok"]),
+        )
+        .check_eq("pinnings are told", pin, json!(["lost", "ok"]))
+        .check_rows("each line is printed once a change", [&lines])
+        .check("the guest runs on", !alive.is_empty(), &alive))
 }
 
 /// Under another governor, whatever is asked for; then under schedutil again.

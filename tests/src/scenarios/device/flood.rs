@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::{dmesg, without_host_module};
 use crate::harness::plan::{GuestDevice, Plan};
@@ -34,7 +35,7 @@ const MOST_EXITS: f64 = 100.0;
 
 /// Of each of the two that work beside the load, in turn: 10 s together.
 const ROUNDS: u32 = 5;
-pub fn run(plan: &Plan, name: &str) -> Result<Value> {
+pub fn run(plan: &Plan, name: &str) -> Result<LabVerdict> {
     match name {
         "flood:worker" => without_host_module(|| flooded(plan)),
         "flood:uart" => uart(plan),
@@ -49,7 +50,7 @@ const UART_FLOOD: Duration = Duration::from_secs(15);
 /// The main thread's time, of the time of these rounds.
 const MAIN_PERCENT: u64 = 5;
 
-fn uart(plan: &Plan) -> Result<Value> {
+fn uart(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let [low, .., high] = &policies[..] else {
         bail!("two policies are needed");
@@ -84,12 +85,20 @@ fn uart(plan: &Plan) -> Result<Value> {
     let said = [vm.quit()?, beside.quit()?];
     let percent = main_ns * 100 / u64::try_from(took.as_nanos())?.max(1);
     let lasted = took < UART_FLOOD;
-    let held = other.undisturbed(&before) && percent <= MAIN_PERCENT && lasted && turns > 1_000;
-    Ok(json!({
-        "held": held, "turns": turns, "rounds": ROUNDS, "other_guest": other.json(&before),
+    let figures = json!({
+        "turns": turns, "rounds": ROUNDS, "other_guest": other.json(&before),
         "main_thread_percent": percent, "main_thread_ns": main_ns,
         "took_ms": took.as_millis(), "vmm_said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "the other guest is undisturbed",
+            other.undisturbed(&before),
+            other.json(&before),
+        )
+        .check("the main thread's share", percent <= MAIN_PERCENT, percent)
+        .check("the flood outlasts the measurement", lasted, took)
+        .check("turns of the flood", turns > 1_000, turns))
 }
 
 /// The time that the VMM's main thread has run.
@@ -100,7 +109,7 @@ fn main_thread_ns(vm: &Vm) -> Result<u64> {
     Ok(ns.parse()?)
 }
 
-fn flooded(plan: &Plan) -> Result<Value> {
+fn flooded(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (low, high) = (
         policies.first().context("no policy")?,
@@ -154,12 +163,19 @@ fn flooded(plan: &Plan) -> Result<Value> {
                 .zip(written)
                 .all(|(vcpu, written)| counted_once(vcpu, written))
     });
-    let held = rows.iter().all(|row| row["held"] == true) && log.is_empty() && each_once;
-    let held = held && others_clamp[0] == others_clamp[1];
-    Ok(json!({
-        "held": held, "rows": rows, "counted": counted,
+    let figures = json!({
+        "counted": counted,
         "other_guests_clamp": others_clamp, "kernel_said": log, "vmm_said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .parts("rows", rows)
+        .check("the kernel says nothing", log.is_empty(), log)
+        .check("each request is counted once", each_once, &counted)
+        .check(
+            "the other guest's clamp stays",
+            others_clamp[0] == others_clamp[1],
+            others_clamp,
+        ))
 }
 
 /// What the kernel has counted of a vCPU's thread and its guest.
@@ -273,16 +289,21 @@ impl Clamps {
 
 impl FloodCounts {
     /// This flood against the plain loop.
-    fn row(&self, what: &str, plain: &Self) -> Value {
+    fn row(&self, what: &str, plain: &Self) -> LabVerdict {
         // The exits of the vCPU's guest are those of the flood.
         let undisturbed = self.vcpu.waits_little() && self.guest.undisturbed(&plain.guest);
-        json!({
-            "held": undisturbed && self.clamps_hold && self.grown_kib <= 64 && self.turns > 1_000,
+        let figures = json!({
             "what": what, "turns": self.turns, "rounds_of_each": ROUNDS,
             "other_vcpu": self.vcpu.json(&plain.vcpu),
             "other_guest": self.guest.json(&plain.guest), "vmm_grown_kib": self.grown_kib,
             "clamps_seen": self.seen,
-        })
+        });
+        let both = json!([figures["other_vcpu"], figures["other_guest"]]);
+        LabVerdict::with_figures(figures)
+            .check("others are undisturbed", undisturbed, both)
+            .check("clamps hold", self.clamps_hold, &self.seen)
+            .check("the VMM doesn't grow", self.grown_kib <= 64, self.grown_kib)
+            .check("turns of the flood", self.turns > 1_000, self.turns)
     }
 }
 

@@ -8,8 +8,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_load::work::pin_thread;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::digest;
 use crate::harness::plan::{Plan, registers};
@@ -25,7 +26,7 @@ const TOLERANCE: u64 = 10;
 /// What a vCPU that is alone may have had stolen: the host's own short tasks.
 const ALONE_MS: u64 = 10;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.first().context("no policy")?;
     let setup = plan.mirroring(&[policy.cpu()]).with(&["--dump-dtb", DTB]);
@@ -37,15 +38,21 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let said = vm.quit()?;
     // Twice: the program's own handler of SIGBUS leaves the second to the kernel.
     let aborted = pair == "signal 7" && said.contains("accesses of no device 2,");
-    Ok(json!({
-        "held": written == in_guest && aborted,
+    let figures = json!({
         "dtb": { "written": written, "in_guest": in_guest },
         "store_of_a_pair": pair, "vmm_said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "the guest's device tree is the VMM's",
+            written == in_guest,
+            (&written, &in_guest),
+        )
+        .check("a store of a pair is aborted", aborted, (&pair, &said)))
 }
 
 /// A busy vCPU alone, and beside another process.
-pub fn stolen(plan: &Plan) -> Result<Value> {
+pub fn stolen(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.first().context("no policy")?;
     let mut vm = plan.guest(&plan.mirroring(&[policy.cpu()]))?;
@@ -55,11 +62,17 @@ pub fn stolen(plan: &Plan) -> Result<Value> {
     vm.ask("stop busy")?;
     vm.quit()?;
     let off = shared.0.abs_diff(shared.1);
-    let held = alone.0 <= ALONE_MS && shared.1 > 200 && off * 100 <= shared.1 * TOLERANCE;
-    Ok(json!({
-        "held": held,
+    let figures = json!({
         "stolen_ms": { "alone": alone.0, "shared": shared.0, "other_ran": shared.1 },
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("little is stolen alone", alone.0 <= ALONE_MS, alone)
+        .check("the other one ran", shared.1 > 200, shared)
+        .check(
+            "as much is stolen as it ran",
+            off * 100 <= shared.1 * TOLERANCE,
+            shared,
+        ))
 }
 
 /// The stolen time that the guest reports while `other` ran, in ms, and how long

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::frequency::let_ticks_pass;
 use crate::harness::frequency::stay_off;
@@ -27,7 +28,7 @@ const CHANGES: usize = 20;
 /// The worker's thread.
 const WORKER: &str = "requests";
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     for policy in &policies {
         sysfs::write(format!("{}/scaling_governor", policy.path), "userspace")?;
@@ -39,8 +40,9 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     for policy in &policies {
         sysfs::write(format!("{}/scaling_governor", policy.path), "schedutil")?;
     }
-    let held = results.iter().all(|one| one["right"] == true);
-    Ok(json!({ "held": held, "by_path": results }))
+    Ok(LabVerdict::default()
+        .check_rows("each path", &results)
+        .figure("by_path", results))
 }
 
 /// All pCPUs but the first are offline at the start: one whose policy is there, and those of

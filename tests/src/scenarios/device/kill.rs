@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill as send};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::leftovers::{CGROUPS, left_soon, leftovers, own_cgroups, processes};
 use crate::harness::load::Load;
@@ -28,29 +29,35 @@ const LOADED: u32 = 3;
 /// kill -9 of the VMM at 50 times: within 1 s nothing of it is left, nor does a
 /// clamp hold a frequency up. Then of VMM and guardian both: `vcpufreq cleanup` and
 /// the next start remove what is left of them alone.
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let setup = plan.mirroring(&first_cpus(&policies));
     let stranger = format!("{CGROUPS}/stranger");
     fs::create_dir(&stranger)?;
     let (mut left, with_cgroup) = early(&setup)?;
-    let loaded: Vec<Value> = (0..LOADED)
+    let loaded: Vec<LabVerdict> = (0..LOADED)
         .map(|round| loaded(plan, &setup, &policies, round))
         .collect::<Result<_>>()?;
     for one in &loaded {
-        left.extend(one["left"].as_array().into_iter().flatten().cloned());
+        left.extend(one.get("left").as_array().into_iter().flatten().cloned());
     }
     let cleanup = cleanup(&setup)?;
     let next_start = next_start(&setup)?;
     let stranger_there = fs::remove_dir(&stranger).is_ok();
-    let rounds = loaded.iter().chain([&cleanup, &next_start]);
-    let all = rounds.into_iter().all(|round| round["held"] == true);
-    Ok(json!({
-        "held": left.is_empty() && with_cgroup > EARLY / 2 && all && stranger_there,
+    let figures = json!({
         "kills": EARLY + LOADED, "killed_with_a_cgroup": with_cgroup, "left": left,
-        "loaded": loaded, "both_killed": [cleanup, next_start],
         "stranger_untouched": stranger_there,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("nothing is left", &left)
+        .check(
+            "half have a cgroup when they are killed",
+            with_cgroup > EARLY / 2,
+            with_cgroup,
+        )
+        .parts("loaded", loaded)
+        .parts("both_killed", vec![cleanup, next_start])
+        .check("another's cgroup is untouched", stranger_there, ()))
 }
 
 /// From before it does anything to a booting guest: what is left of all of
@@ -71,7 +78,7 @@ fn early(setup: &Setup) -> Result<(Vec<Value>, u32)> {
 
 /// With its driver loaded, one vCPU busy under the guest's own governor and the
 /// other's register written each millisecond.
-fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result<Value> {
+fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result<LabVerdict> {
     let mut vm = Vm::start(setup)?;
     vm.expect("@ready", BOOT)?;
     plan.load_driver(&mut vm)?;
@@ -93,10 +100,11 @@ fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result
     let left = left_soon()?;
     let held_up = held_up(policies)?;
     let clamped = clamps.iter().all(|(min, _)| *min > 0);
-    Ok(json!({
-        "held": clamped && left.is_empty() && held_up.is_empty(),
-        "clamps": clamps, "left": left, "held_up_khz": held_up,
-    }))
+    let figures = json!({ "clamps": clamps, "left": left, "held_up_khz": held_up });
+    Ok(LabVerdict::with_figures(figures)
+        .check("each vCPU is clamped", clamped, &clamps)
+        .check_none("nothing is left", &left)
+        .check_none("no policy is held up", &held_up))
 }
 
 /// Frequencies above the minimum at which policies stay under a load of 1 %, on the CPUs that vCPUs
@@ -114,21 +122,24 @@ fn held_up(policies: &[Policy]) -> Result<Vec<u32>> {
 }
 
 /// `vcpufreq cleanup` after both were killed.
-fn cleanup(setup: &Setup) -> Result<Value> {
+fn cleanup(setup: &Setup) -> Result<LabVerdict> {
     let vm = Vm::boot(setup)?;
     let (_, before) = kill_both(vm)?;
     let output = Command::new("/bin/vcpufreq").arg("cleanup").output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let after = leftovers()?;
-    Ok(json!({
-        "held": output.status.success() && !before.is_empty() && after.is_empty(),
+    let figures = json!({
         "then": "cleanup", "left": before, "left_after_it": after, "said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("cleanup succeeds", output.status.success(), &said)
+        .check("something is left before it", !before.is_empty(), &before)
+        .check_none("nothing after it", &after))
 }
 
 /// The next start after both were killed: when it has its own cgroup, nothing
 /// of the one before is left.
-fn next_start(setup: &Setup) -> Result<Value> {
+fn next_start(setup: &Setup) -> Result<LabVerdict> {
     let vm = Vm::start(setup)?;
     wait_for_cgroup(vm.pid())?;
     let (pid, before) = kill_both(vm)?;
@@ -145,12 +156,19 @@ fn next_start(setup: &Setup) -> Result<Value> {
     let after = leftovers()?;
     next.kill()?;
     let end = left_soon()?;
-    let held = of_it(&before).len() >= 2 && of_it(&after).is_empty();
-    Ok(json!({
-        "held": held && !after.is_empty() && end.is_empty(),
+    let figures = json!({
         "then": "next start", "left": of_it(&before), "left_after_it": of_it(&after),
         "of_the_next": after, "left_in_the_end": end,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "something is left before it",
+            of_it(&before).len() >= 2,
+            &before,
+        )
+        .check_none("nothing of it after it", &of_it(&after))
+        .check("the next one has its own", !after.is_empty(), &after)
+        .check_none("nothing is left in the end", &end))
 }
 
 fn wait_for_cgroup(vmm: u32) -> Result<()> {

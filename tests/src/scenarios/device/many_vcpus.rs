@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::plan::{Plan, ask_for, cur_perf, registers, set_governor};
 use crate::harness::policy::Policy;
@@ -31,7 +32,7 @@ const WRITES: u32 = 100;
 const DEARER: f64 = 1.1;
 
 /// `many-vcpus`, or `many-vcpus:COUNT`.
-pub fn run(plan: &Plan, name: &str) -> Result<Value> {
+pub fn run(plan: &Plan, name: &str) -> Result<LabVerdict> {
     let count = match name.split_once(':') {
         Some((_, count)) => count.parse().context("many-vcpus:COUNT")?,
         None => VCPUS,
@@ -77,13 +78,7 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
             }
         }
     }
-    let mut untrue = Vec::new();
-    for (vcpu, (_, policy)) in homes.iter().enumerate() {
-        let khz = cur_perf(&mut vm, base, vcpu)?;
-        if !policy.opps.contains(&khz) {
-            untrue.push(json!({ "vcpu": vcpu, "reads_khz": khz }));
-        }
-    }
+    let untrue = untrue_reads(&mut vm, base, &homes)?;
     let seen = exits.stop()?;
     let utils: Result<Vec<_>> = (0..count).map(|vcpu| vm.util_avg(vcpu)).collect();
     let busiest = utils?.into_iter().max();
@@ -92,19 +87,29 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
     let (_, policy) = homes.last().context("no vCPU")?;
     let costs = Costs::of(&mut vm, count - 1, policy)?;
     let said = vm.quit()?;
-    let held = wrong.is_empty()
-        && online == format!("0-{}", count - 1)
-        && costs.like(&one)
-        && untrue.is_empty()
-        // In the second round each asks for another one than before.
-        && of_all.trapped >= count as u64
-        && (of_all.exited > 0) == exits_wanted;
-    Ok(json!({
-        "held": held, "vcpus": count, "online": online, "highest_util_of_a_vcpu": busiest, "wrong": wrong, "untrue": untrue,
+    let figures = json!({
+        "vcpus": count, "online": online, "highest_util_of_a_vcpu": busiest, "wrong": wrong, "untrue": untrue,
         "set_perf_trapped": of_all.trapped, "exited": of_all.exited,
         "boot_virtual_ms": boot_ms, "vmm_resident_kib": resident_kib, "vmm_said": said,
         "read_and_write_ns": costs.json(), "with_one_vcpu": one.json(),
-    }))
+    });
+    let as_the_path_has = (of_all.exited > 0) == exits_wanted;
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no clamp is wrong", &wrong)
+        .check_eq("all are online", &online, format!("0-{}", count - 1))
+        .check(
+            "costs as with one vCPU",
+            costs.like(&one),
+            [costs.json(), one.json()],
+        )
+        .check_none("no read is untrue", &untrue)
+        // In the second round each asks for another one than before.
+        .check(
+            "each makes a request",
+            of_all.trapped >= count as u64,
+            of_all.trapped,
+        )
+        .check("exits as the path has them", as_the_path_has, of_all.exited))
 }
 
 /// Medians of what an access takes the vCPU, in ns.
@@ -151,6 +156,18 @@ impl Costs {
     fn json(&self) -> Value {
         json!({ "read": self.read, "write": self.write, "vmm_resident_kib": self.resident_kib })
     }
+}
+
+/// The vCPUs that read what is no OPP of their pCPU.
+fn untrue_reads(vm: &mut Vm, base: u64, homes: &[(u32, &Policy)]) -> Result<Vec<Value>> {
+    let mut untrue = Vec::new();
+    for (vcpu, (_, policy)) in homes.iter().enumerate() {
+        let khz = cur_perf(vm, base, vcpu)?;
+        if !policy.opps.contains(&khz) {
+            untrue.push(json!({ "vcpu": vcpu, "reads_khz": khz }));
+        }
+    }
+    Ok(untrue)
 }
 
 /// The pCPU of each vCPU, and its policy.

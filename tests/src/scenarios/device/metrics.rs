@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::Piped;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::plan::{Plan, first_cpus, registers};
 use crate::harness::policy::Policy;
@@ -34,7 +35,7 @@ const JUDGED: Duration = Duration::from_secs(240);
 /// The alerts of the two changes that are made.
 const ALERTS: [&str; 2] = ["VcpufreqCapInForce", "VcpufreqGovernorLost"];
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     systemctl(&["start", SOCKET])?;
     // Without a driver, which would make requests, too.
@@ -63,16 +64,18 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     drop(prometheus);
     systemctl(&["stop", SOCKET])?;
     vm.quit()?;
-    let held = seen_requests == requests
-        && seen_hertz == hertz
-        && unanswered.is_empty()
-        && fired == BTreeSet::from(ALERTS.map(str::to_owned))
-        && before.is_empty()
-        && after.is_empty();
-    Ok(json!({
-        "held": held, "requests": [requests, seen_requests], "hertz": [hertz, seen_hertz],
+    let wanted = BTreeSet::from(ALERTS.map(str::to_owned));
+    let figures = json!({
+        "requests": [requests, seen_requests], "hertz": [hertz, seen_hertz],
         "unanswered": unanswered, "firing": [before, fired, after],
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("requests as made", &seen_requests, requests)
+        .check_eq("frequencies as requested", &seen_hertz, hertz)
+        .check_none("each query is answered", &unanswered)
+        .check_eq("the alerts fire", &fired, wanted)
+        .check("none fires before", before.is_empty(), &before)
+        .check("none fires after", after.is_empty(), &after))
 }
 
 /// A value of each vCPU, by its number.

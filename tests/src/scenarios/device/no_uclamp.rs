@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::bad_input::refused;
 use crate::harness::leftovers::leftovers;
@@ -15,7 +16,7 @@ use crate::harness::policy::Policy;
 use crate::harness::stats::of as stats;
 use crate::harness::vm::Setup;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let (doctor_holds, doctor) = doctor()?;
     let demo = demo()?;
     let policies = Policy::all()?;
@@ -57,21 +58,27 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let true_reads = reads
         .iter()
         .all(|row| row["guest_reads"] == row["host_khz"]);
-    let held = doctor_holds
-        && refused["held"] == true
-        && demo["held"] == true
-        && true_reads
-        && reads[1]["guest_reads"] == policy.max()
-        && after["path"] == "bpf"
-        && counts == [Some(asked), Some(asked), Some(0)];
-    Ok(json!({
-        "held": held, "doctor": doctor, "refused": refused, "demo": demo, "path": after["path"], "asked": asked,
+    let figures = json!({
+        "doctor": doctor, "path": after["path"], "asked": asked,
         "requests_not_applicable_applied": counts, "reads": reads, "vmm_said": said,
-    }))
+    });
+    let busy = &reads[1]["guest_reads"];
+    Ok(LabVerdict::with_figures(figures)
+        .check("doctor names it", doctor_holds, &doctor)
+        .part("refused", refused)
+        .part("demo", demo)
+        .check("reads are true", true_reads, &reads)
+        .check_eq("a busy vCPU reads the maximum", busy, policy.max())
+        .check_eq("by bpf", &after["path"], "bpf")
+        .check_eq(
+            "requests aren't applicable",
+            &counts,
+            [Some(asked), Some(asked), Some(0)],
+        ))
 }
 
 /// Refuses before it starts a guest: exit code 2, and one line with what to do.
-fn demo() -> Result<Value> {
+fn demo() -> Result<LabVerdict> {
     let files = [
         "--kernel",
         "/lab/guest-kernel",
@@ -86,10 +93,12 @@ fn demo() -> Result<Value> {
     let left = leftovers()?;
     let names = ["vcpufreq: uclamp is not available", "CONFIG_UCLAMP_TASK"];
     let one_line = said.lines().count() == 1 && names.iter().all(|name| said.contains(name));
-    Ok(json!({
-        "held": one_line && output.status.code() == Some(2) && left.is_empty(),
-        "exit_code": output.status.code(), "said": said, "left": left,
-    }))
+    let code = output.status.code();
+    let figures = json!({ "exit_code": code, "said": said, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .check("one line names it", one_line, &said)
+        .check_eq("the exit code", &code, Some(2))
+        .check_none("nothing is left", &left))
 }
 
 /// Whether doctor reports the missing feature as a limit with its effect, and the path `bpf` as

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::fair_server::floor_khz;
 use crate::harness::frequency::{LOOKS, look_after, stay_off};
@@ -141,25 +142,21 @@ impl SweepRow {
 
 /// `--clamp exact`, busy vCPU: the host runs at exactly the OPP asked for. Each of many requests is in
 /// force without a second one.
-pub fn exact(plan: &Plan) -> Result<Value> {
+pub fn exact(plan: &Plan) -> Result<LabVerdict> {
     every_opp(plan, "exact", SweepRow::exact)
 }
 
 /// `--clamp ceilings`, busy vCPU of a guest that doesn't limit itself: the host never runs below the OPP
 /// asked for, and at exactly it while 1.25 × the thread's utilization is under it.
-pub fn floor(plan: &Plan) -> Result<Value> {
+pub fn floor(plan: &Plan) -> Result<LabVerdict> {
     let right = |row: &SweepRow| {
         // What it reads may be older than what the host runs at: it ramps.
         row.lowest >= row.wanted && row.clamp == (row.util, 1024) && row.read >= row.asked
     };
-    let mut result = every_opp(plan, "ceilings", right)?;
-    let ramps = ramps(plan)?;
-    result["held"] = (result["held"] == true && ramps["held"] == true).into();
-    result["ramps"] = ramps;
-    Ok(result)
+    Ok(every_opp(plan, "ceilings", right)?.part("ramps", ramps(plan)?))
 }
 
-fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&SweepRow) -> bool) -> Result<Value> {
+fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&SweepRow) -> bool) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let setup = plan
         .mirroring(&first_cpus(&policies))
@@ -184,12 +181,16 @@ fn every_opp(plan: &Plan, clamp: &str, right: impl Fn(&SweepRow) -> bool) -> Res
         .collect();
     let looks: u32 = rows.iter().map(|row| row.looks).sum();
     let below = rows.iter().filter(|row| row.asked < row.wanted).count();
-    Ok(json!({
-        "held": wrong.is_empty() && !rows.is_empty() && named == floors && lost.is_empty(),
+    let figures = json!({
         "looks": looks, "floors": floors, "floors_named_by_explain": named,
         "opps_checked": rows.len(), "of_them_below_the_fair_servers": below,
         "opps_wrong": wrong.len(), "wrong": wrong, "single_requests": SINGLE, "lost": lost,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no OPP is wrong", &wrong)
+        .check("OPPs are checked", !rows.is_empty(), ())
+        .check("explain names each floor", named == floors, (named, floors))
+        .check_none("no single request is lost", &lost))
 }
 
 /// Requests that are looked at one by one: a defect that loses each 64th loses two of them.
@@ -219,7 +220,7 @@ const OTHERS_UTIL: u32 = 32;
 
 /// A vCPU that was idle becomes busy: until 1.25 × the utilization that the
 /// host sees of it reaches the request, the host runs at exactly the request.
-fn ramps(plan: &Plan) -> Result<Value> {
+fn ramps(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let setup = plan
         .mirroring(&first_cpus(&policies))
@@ -247,11 +248,14 @@ fn ramps(plan: &Plan) -> Result<Value> {
         }
     }
     vm.quit()?;
-    let ticked = without_tick.is_empty();
-    Ok(json!({
-        "held": wrong.is_empty() && compared >= 20 && ticked, "compared": compared, "looks": looks,
+    let figures = json!({
+        "compared": compared, "looks": looks,
         "without_tick": without_tick, "wrong": wrong,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no read is wrong", &wrong)
+        .check("enough are compared", compared >= 20, compared)
+        .check_none("ticks come", &without_tick))
 }
 
 /// How a vCPU's pCPU went up.
@@ -343,7 +347,7 @@ impl Ramp {
 
 /// The events of a fixed sequence of requests, all of it in the result: two
 /// runs are compared to the byte.
-pub fn repeat(plan: &Plan) -> Result<Value> {
+pub fn repeat(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let setup = plan
         .mirroring(&first_cpus(&policies))
@@ -356,5 +360,6 @@ pub fn repeat(plan: &Plan) -> Result<Value> {
     }
     vm.quit()?;
     let events = events()?;
-    Ok(json!({ "held": !events.is_empty(), "events": events }))
+    let verdict = LabVerdict::default().check("events are logged", !events.is_empty(), ());
+    Ok(verdict.figure("events", events))
 }

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::bad_input::refused;
 use crate::harness::leftovers::left_soon;
@@ -38,23 +39,19 @@ const SLACK_KIB: u64 = 16 << 10;
 /// A piece of the kernel's text, behind what it frees after its boot.
 const TEXT: Range<u64> = 0x10_0000..0x10_1000;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let own = plan.driver == "vcpufreq_guest";
-    let accesses = accesses(plan, own)?;
-    let mut parts = vec![("accesses", accesses), ("doctor", doctor()?)];
+    let mut all = LabVerdict::default()
+        .part("accesses", accesses(plan, own)?)
+        .part("doctor", doctor()?);
     if own {
-        parts.push(("not_shared", not_shared(plan)?));
-        parts.push(("host_reads", host_reads(plan)?));
-        parts.push(("killed", killed(plan)?));
-        parts.push(("refused", refusals(plan)?));
+        all = all
+            .part("not_shared", not_shared(plan)?)
+            .part("host_reads", host_reads(plan)?)
+            .part("killed", killed(plan)?)
+            .part("refused", refusals(plan)?);
     }
-    let held = parts.iter().all(|(_, part)| part["held"] == true);
-    let parts = parts
-        .into_iter()
-        .map(|(name, part)| (name.to_owned(), part));
-    let mut all: serde_json::Map<String, Value> = parts.collect();
-    all.insert("held".to_owned(), held.into());
-    Ok(all.into())
+    Ok(all)
 }
 
 fn setup(plan: &Plan) -> Result<(Vec<Policy>, Setup)> {
@@ -68,7 +65,7 @@ fn setup(plan: &Plan) -> Result<(Vec<Policy>, Setup)> {
 
 /// Reads through the driver and requests, in tight loops, and a ramp under schedutil, in whose ticks
 /// the driver reads: how many of them reach the VMM. Linux' driver reads registers.
-fn accesses(plan: &Plan, own: bool) -> Result<Value> {
+fn accesses(plan: &Plan, own: bool) -> Result<LabVerdict> {
     let (policies, setup) = setup(plan)?;
     let mut vm = plan.guest(&setup)?;
     let device = GuestDevice::of(&mut vm)?;
@@ -105,16 +102,21 @@ fn accesses(plan: &Plan, own: bool) -> Result<Value> {
     let ramp = ramp(&mut vm, policies.len(), region)?;
     let said = vm.quit()?;
     let no_read = reads.exited == 0 && ramp["exited"] == 0;
-    let held = writes.trapped == MANY
-        && writes.exited == 0
-        && wrong.is_empty()
-        && no_read == own
-        && ramp["trapped"] != 0;
-    Ok(json!({
-        "held": held, "reads": if own { MANY } else { 0 }, "reads_exited": reads.exited,
+    let figures = json!({
+        "reads": if own { MANY } else { 0 }, "reads_exited": reads.exited,
         "writes_trapped": writes.trapped, "writes_exited": writes.exited, "ramp": ramp,
         "wrong": wrong, "vmm_said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("each write is trapped", &writes.trapped, MANY)
+        .check_eq("no write exits", &writes.exited, 0)
+        .check_none("no read is wrong", &wrong)
+        .check(
+            "reads exit by the kernel's driver alone",
+            no_read == own,
+            (reads.exited, &ramp),
+        )
+        .check("a ramp is trapped", ramp["trapped"] != 0, &ramp))
 }
 
 fn ramp(vm: &mut Vm, vcpus: usize, region: Range<u64>) -> Result<Value> {
@@ -136,20 +138,22 @@ fn cur_freq(vcpu: usize) -> String {
     format!("{}/host_cur_freq", guest_policy(vcpu))
 }
 
-fn doctor() -> Result<Value> {
+fn doctor() -> Result<LabVerdict> {
     let output = Command::new("/bin/vcpufreq")
         .args(["doctor", "--json"])
         .output()?;
     let said: Value = serde_json::from_slice(&output.stdout).context("doctor --json")?;
     let mut all = said["findings"].as_array().into_iter().flatten();
     let finding = all.find(|one| one["subject"] == "protected VMs");
-    let held = finding.is_some_and(|finding| finding["what"] == "yes");
-    Ok(json!({ "held": held, "finding": finding }))
+    let yes = finding.is_some_and(|finding| finding["what"] == "yes");
+    Ok(LabVerdict::default()
+        .check("protected VMs are found", yes, finding)
+        .figure("finding", finding.cloned()))
 }
 
 /// Pages that are none, and such that the guest doesn't share: its driver goes on by registers, and
 /// there is one line about it.
-fn not_shared(plan: &Plan) -> Result<Value> {
+fn not_shared(plan: &Plan) -> Result<LabVerdict> {
     let (policies, setup) = setup(plan)?;
     let mut vm = plan.guest(&setup)?;
     let device = GuestDevice::of(&mut vm)?;
@@ -165,13 +169,15 @@ fn not_shared(plan: &Plan) -> Result<Value> {
     let seen = exits.stop()?.at(device.base..device.base + REGION);
     let said = vm.quit()?;
     let lines = said.matches("names pages that it doesn't share").count();
-    let held = lines == 1 && seen.exited >= FEW;
-    Ok(json!({ "held": held, "reads_exited": seen.exited, "vmm_said": said }))
+    let figures = json!({ "reads_exited": seen.exited, "vmm_said": said });
+    Ok(LabVerdict::with_figures(figures)
+        .check("it is told once", lines == 1, &said)
+        .check("reads exit", seen.exited >= FEW, seen.exited))
 }
 
 /// Another process of the host, with all rights, reads the guest's memory where its kernel is. The
 /// kernel takes the page from the guest for that, which ends it.
-fn host_reads(plan: &Plan) -> Result<Value> {
+fn host_reads(plan: &Plan) -> Result<LabVerdict> {
     let mut kernel = vec![0; usize::try_from(TEXT.end - TEXT.start)?];
     File::open(KERNEL)?.read_exact_at(&mut kernel, TEXT.start)?;
     let (_, setup) = setup(plan)?;
@@ -192,15 +198,18 @@ fn host_reads(plan: &Plan) -> Result<Value> {
     let equal = kernel.iter().zip(&seen).filter(|(a, b)| a == b && **a != 0);
     let equal = equal.count();
     // The text isn't empty, and nothing of it was seen.
-    let held = kernel.iter().any(|byte| *byte != 0) && equal == 0;
+    let text = kernel.iter().any(|byte| *byte != 0);
     vm.kill()?;
-    Ok(json!({
-        "held": held, "equal_bytes": equal, "read": format!("{read:?}"), "left": left_soon()?,
-    }))
+    let figures = json!({
+        "equal_bytes": equal, "read": format!("{read:?}"), "left": left_soon()?,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("the text isn't empty", text, ())
+        .check_eq("nothing of it is seen", &equal, 0))
 }
 
 /// Kills of a VMM whose guest has booted: nothing is left, and the memory is the host's again.
-fn killed(plan: &Plan) -> Result<Value> {
+fn killed(plan: &Plan) -> Result<LabVerdict> {
     let (_, setup) = setup(plan)?;
     let available = || sysfs::field::<u64>("/proc/meminfo", "MemAvailable");
     let boot_and_kill = || {
@@ -217,12 +226,14 @@ fn killed(plan: &Plan) -> Result<Value> {
     let back = |now: &u64| now + SLACK_KIB >= before;
     let after = settled(SOON, available, back)?;
     let left = left_soon()?;
-    let held = back(&after) && left.is_empty();
-    Ok(json!({ "held": held, "before_kib": before, "after_kib": after, "left": left }))
+    let figures = json!({ "before_kib": before, "after_kib": after, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .check("memory comes back", back(&after), (before, after))
+        .check_none("nothing is left", &left))
 }
 
 /// What a protected guest can't have: exit code 2, and a line with what to do.
-fn refusals(plan: &Plan) -> Result<Value> {
+fn refusals(plan: &Plan) -> Result<LabVerdict> {
     let (_, setup) = setup(plan)?;
     let rows: [(&[&str], &str); 4] = [
         (&["--path", "bpf"], "leave --path out"),
@@ -234,6 +245,5 @@ fn refusals(plan: &Plan) -> Result<Value> {
         refused(&setup.clone().with(options), &["protected guest", wanted])
     });
     let results = results.into_iter().collect::<Result<Vec<_>>>()?;
-    let held = results.iter().all(|result| result["held"] == true);
-    Ok(json!({ "held": held, "each": results }))
+    Ok(LabVerdict::default().parts("each", results))
 }

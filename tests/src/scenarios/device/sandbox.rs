@@ -7,7 +7,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::dmesg;
 use crate::harness::injected_call::{Argument, inject};
@@ -52,7 +53,7 @@ struct VmmThread {
 }
 
 /// By each path the guest works, and no thread of its VMM has a right but those of its class.
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let setup = plan.mirroring(&first_cpus(&Policy::all()?));
     let mut all = Vec::new();
     for path in ["auto", "ioeventfd", "shm", "exit"] {
@@ -60,13 +61,12 @@ pub fn run(plan: &Plan) -> Result<Value> {
         all.push(rights(&setup, path)?);
     }
     all.push(limits(&setup)?);
-    let held = all.iter().all(|one| one["held"] == true);
-    Ok(json!({ "held": held, "all": all }))
+    Ok(LabVerdict::default().parts("all", all))
 }
 
 /// One call of another class ends the process, and the host is as before. What is left to an open
 /// VMM touches neither files, nor another VMM, nor BPF, nor what its guardian could.
-pub fn attacked(plan: &Plan) -> Result<Value> {
+pub fn attacked(plan: &Plan) -> Result<LabVerdict> {
     let setup = plan.mirroring(&first_cpus(&Policy::all()?));
     let mut all = Vec::new();
     for class in CLASSES {
@@ -76,12 +76,11 @@ pub fn attacked(plan: &Plan) -> Result<Value> {
     }
     all.extend(attacks(&setup)?);
     all.push(escapes(&setup)?);
-    let held = all.iter().all(|one| one["held"] == true);
-    Ok(json!({ "held": held, "all": all }))
+    Ok(LabVerdict::default().parts("all", all))
 }
 
 /// The guest works, and every thread of its VMM is confined.
-fn rights(setup: &Setup, path: &str) -> Result<Value> {
+fn rights(setup: &Setup, path: &str) -> Result<LabVerdict> {
     let vm = Vm::boot(setup)?;
     let threads = threads(vm.pid())?;
     let classes: BTreeSet<_> = threads.iter().map(|thread| thread.class).collect();
@@ -95,15 +94,21 @@ fn rights(setup: &Setup, path: &str) -> Result<Value> {
         .collect();
     let errors = vm.quit()?;
     let left = leftovers()?;
-    let held = loose.is_empty() && left.is_empty() && classes == expected.collect();
-    Ok(json!({
-        "held": held, "path": path, "classes": classes, "loose": loose, "left": left,
-        "vmm_said": errors,
-    }))
+    let figures = json!({
+        "path": path, "classes": classes, "loose": loose, "left": left, "vmm_said": errors,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("each thread is confined", &loose)
+        .check_none("nothing is left", &left)
+        .check(
+            "each class has a thread",
+            classes == expected.collect(),
+            &classes,
+        ))
 }
 
 /// A VMM without a console and events is limited in open files and their size.
-fn limits(setup: &Setup) -> Result<Value> {
+fn limits(setup: &Setup) -> Result<LabVerdict> {
     let setup = Setup {
         silent: true,
         ..setup.clone()
@@ -124,10 +129,16 @@ fn limits(setup: &Setup) -> Result<Value> {
     vm.kill()?;
     let left = left_soon()?;
     let more = MORE_FILES + VCPU_FILES * u64::try_from(setup.pins.len())?;
-    let held = left.is_empty()
-        && size == Some([FILE_SIZE; 2])
-        && open.is_some_and(|[soft, hard]| soft == hard && (more..=more + highest).contains(&soft));
-    Ok(json!({ "held": held, "open_files": open, "file_size": size, "highest": highest }))
+    let bounded = |[soft, hard]: [u64; 2]| soft == hard && (more..=more + highest).contains(&soft);
+    let figures = json!({ "open_files": open, "file_size": size, "highest": highest });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("nothing is left", &left)
+        .check_eq("the size of files", &size, Some([FILE_SIZE; 2]))
+        .check(
+            "the number of files",
+            open.is_some_and(bounded),
+            (open, more, highest),
+        ))
 }
 
 /// A thread of this class makes a call that isn't its class'. A file that it opens is written. What of
@@ -137,7 +148,7 @@ fn ends(
     class: &str,
     (what, call, arguments): &ForbiddenCall,
     host: &dyn Fn() -> Result<Vec<String>>,
-) -> Result<Value> {
+) -> Result<LabVerdict> {
     let before = host()?;
     let vm = set_up(setup)?;
     let threads = threads(vm.pid())?;
@@ -155,16 +166,19 @@ fn ends(
     let by_filter = dmesg(&format!(" pid={} ", vm.pid()))?;
     let after = settled(2 * SOON, host, |now| *now == before)?;
     vm.kill()?;
-    Ok(json!({
-        "held": ended && by_filter.contains(" sig=31 ") && after == before,
+    let figures = json!({
         "class": class, "tried": what, "ended": ended, "by_filter": by_filter,
         "before": before, "after": after,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("the VMM ends", ended, (class, what))
+        .check("by its filter", by_filter.contains(" sig=31 "), &by_filter)
+        .check("the host is as before", after == before, (&before, &after)))
 }
 
 /// What code that has taken a VMM over would do to the host and to another VMM, by the main thread: it
 /// has the most rights.
-fn attacks(setup: &Setup) -> Result<Vec<Value>> {
+fn attacks(setup: &Setup) -> Result<Vec<LabVerdict>> {
     let other = set_up(setup)?;
     let clamp = clamp_file()?;
     fs::write(FILE, "kept")?;
@@ -218,7 +232,7 @@ fn clamp_file() -> Result<String> {
 }
 
 /// What the main thread is refused without an end.
-fn escapes(setup: &Setup) -> Result<Value> {
+fn escapes(setup: &Setup) -> Result<LabVerdict> {
     let other = set_up(setup)?;
     let groups = own_cgroups()?;
     let clamp = clamp_file()?;
@@ -251,22 +265,28 @@ fn escapes(setup: &Setup) -> Result<Value> {
     let told = tell_guardian(vm.pid(), &call, other.pid())?;
     let after = leftovers()?;
     let refused = |answer: i64, errno: i32| answer == -i64::from(errno);
-    let held = refused(clamped, libc::EPERM)
-        && refused(moved, libc::EPERM)
-        && [record, group, clamp, program_file, memory]
-            .iter()
-            .all(|answer| refused(*answer, libc::EACCES))
-        && cpus >= 0
-        && told == MESSAGES
-        && after == before;
+    let files = [record, group, clamp, program_file, memory];
+    let no_file = files.iter().all(|answer| refused(*answer, libc::EACCES));
     vm.kill()?;
     let left = settled(SOON, leftovers, |left| *left == others)?;
     other.kill()?;
-    Ok(json!({
-        "held": held && left == others, "clamped": clamped, "moved": moved,
+    let figures = json!({
+        "clamped": clamped, "moved": moved,
         "opened": [record, group, clamp, program_file, memory, cpus],
         "told": told, "before": before, "after": after, "left": left,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("no clamp", refused(clamped, libc::EPERM), clamped)
+        .check("no move", refused(moved, libc::EPERM), moved)
+        .check("no file of another", no_file, files)
+        .check("the list of CPUs is readable", cpus >= 0, cpus)
+        .check_eq("the guardian is told", &told, MESSAGES)
+        .check("nothing changes", after == before, (&before, &after))
+        .check(
+            "the other's is left alone",
+            left == others,
+            (&left, &others),
+        ))
 }
 
 /// Sends what is no request by each socket of a VMM. How much of it one has taken: the guardian's.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::cur_perf as reports;
 use crate::harness::frequency::let_ticks_pass;
@@ -38,7 +39,7 @@ const ANSWER_US: u64 = 5_000;
 /// The kernel's unit of `time_in_state`.
 const UNIT_US: u64 = 10_000;
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let mut results = Vec::new();
     let mut last = None;
@@ -51,13 +52,14 @@ pub fn run(_plan: &Plan) -> Result<Value> {
         last = Some(vm);
     }
     let killed = after_kill(last.context("no path")?)?;
-    let held = results.iter().chain([&killed]).all(|r| r["held"] == true);
-    Ok(json!({ "held": held, "by_path": results, "after_kill": killed }))
+    Ok(LabVerdict::default()
+        .parts("by_path", results)
+        .part("after_kill", killed))
 }
 
 /// Without a driver, which would make requests, too. The guest goes on. By `exit` it isn't reset: a
 /// reset is the same by `ioeventfd`.
-fn by_path(path: &str, policies: &[Policy]) -> Result<(Vm, Value)> {
+fn by_path(path: &str, policies: &[Policy]) -> Result<(Vm, LabVerdict)> {
     let (last, policy) = last_of(policies)?;
     let setup =
         Setup::mirroring(&first_cpus(policies)).with(&["--path", path, "--rate-limit", LIMIT]);
@@ -85,11 +87,16 @@ fn by_path(path: &str, policies: &[Policy]) -> Result<(Vm, Value)> {
     let unlike = unlike_metrics(&after, &openmetrics()?)?;
     let odd_times = odd_times(&mut vm, policies)?;
     let report = reports::nearest_entries(&mut vm, last, policy)?;
-    let result = json!({
-        "held": wrong_before.is_empty() && wrong_after.is_empty() && unlike.is_empty() && odd_times.is_empty() && report["held"] == true,
-        "path": path, "not_in_openmetrics": unlike, "report_table": report, "odd_times": odd_times, "wrong": wrong_before, "wrong_after_reset": wrong_after,
+    let figures = json!({
+        "path": path, "not_in_openmetrics": unlike, "odd_times": odd_times, "wrong": wrong_before, "wrong_after_reset": wrong_after,
         "stats": after["vcpus"],
     });
+    let result = LabVerdict::with_figures(figures)
+        .check_none("counts are right", &wrong_before)
+        .check_none("counts are right after a reset", &wrong_after)
+        .check_none("OpenMetrics has the same", &unlike)
+        .check_none("times are right", &odd_times)
+        .part("report_table", report);
     Ok((vm, result))
 }
 
@@ -310,7 +317,7 @@ fn counted(events: &[Value], vcpu: usize, resets: u64) -> Value {
 
 /// The socket is there while the VMM runs, and not when it was killed; then
 /// `stats` reports that, with exit code 2.
-fn after_kill(vm: Vm) -> Result<Value> {
+fn after_kill(vm: Vm) -> Result<LabVerdict> {
     let pid = vm.pid();
     let socket = format!("/run/vcpufreq/{pid}.sock");
     let there = Path::new(&socket).exists();
@@ -325,8 +332,9 @@ fn after_kill(vm: Vm) -> Result<Value> {
     let output = Command::new("/bin/vcpufreq").arg("stats").output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let refused = output.status.code() == Some(2) && said.lines().count() == 1;
-    Ok(json!({
-        "held": there && left.is_empty() && refused,
-        "socket_was_there": there, "left": left, "stats_said": said.trim(),
-    }))
+    let figures = json!({ "socket_was_there": there, "left": left, "stats_said": said.trim() });
+    Ok(LabVerdict::with_figures(figures)
+        .check("the socket was there", there, &socket)
+        .check_none("nothing is left", &left)
+        .check("stats refuses with one line", refused, &said))
 }

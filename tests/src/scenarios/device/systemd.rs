@@ -10,8 +10,9 @@ use std::thread::sleep;
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill as send};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_bench::piped::threads;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::leftovers::processes;
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
@@ -44,34 +45,33 @@ const TOUCHED: u64 = 32 << 20;
 /// In the line of `run` without Delegate=: both ways out.
 const ADVICE: [&str; 2] = ["Delegate=cpu", "--cgroup-parent"];
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let delegated = service(&policies, "")?;
     let plain = service(&policies, "Delegate=no")?;
-    let advised = ADVICE.iter().all(|word| {
-        plain["said"]
-            .as_str()
-            .is_some_and(|said| said.contains(word))
-    });
-    let quiet = delegated["said"]
-        .as_str()
-        .is_some_and(|said| !said.contains("no cgroup"));
-    let by_group = delegated["clamped_by_group"] == true && plain["clamped_by_group"] == false;
+    let said = |of: &LabVerdict| of.get("said").as_str().map(str::to_owned);
+    let advised = said(&plain).is_some_and(|said| ADVICE.iter().all(|word| said.contains(word)));
+    let quiet = said(&delegated).is_some_and(|said| !said.contains("no cgroup"));
+    let by_group = [&delegated, &plain].map(|one| one.get("clamped_by_group").clone());
     let killed = killed(&policies)?;
     let stopped = stopped(&policies)?;
     let tools = tools()?;
     let being_made = being_made()?;
-    let rounds = [&delegated, &plain, &killed, &stopped, &tools, &being_made];
-    let all = rounds.iter().all(|round| round["held"] == true);
-    Ok(json!({
-        "held": all && advised && quiet && by_group, "delegated": delegated,
-        "without_delegate": plain, "advised": advised, "killed": killed,
-        "stopped": stopped, "tools": tools, "being_made": being_made,
-    }))
+    Ok(LabVerdict::default()
+        .figure("advised", advised)
+        .check("advice without Delegate=", advised, said(&plain))
+        .check("none with it", quiet, said(&delegated))
+        .check_eq("clamps by groups with it alone", &by_group, [true, false])
+        .part("delegated", delegated)
+        .part("without_delegate", plain)
+        .part("killed", killed)
+        .part("stopped", stopped)
+        .part("tools", tools)
+        .part("being_made", being_made))
 }
 
 /// One life of the unit, with more lines for it.
-fn service(policies: &[Policy], lines: &str) -> Result<Value> {
+fn service(policies: &[Policy], lines: &str) -> Result<LabVerdict> {
     let (vcpu, policy) = last_of(policies)?;
     write_unit(&first_cpus(policies), lines)?;
     let mut vm = start()?;
@@ -91,14 +91,16 @@ fn service(policies: &[Policy], lines: &str) -> Result<Value> {
     let by_group = group_of(vm.pid(), vm.vcpu_tid(vcpu)?)?.contains("/domain");
     vm.tell("quit")?;
     let ended = ended("ExecMainStatus=0")?;
-    let in_force = clamp.0 == util && still == clamp;
-    let held = in_force && limits["held"] == true && throttled > 0 && ended["held"] == true;
-    Ok(json!({
-        "held": held, "asked_khz": khz, "util": util, "clamp": clamp, "clamp_after_load": still, "reads": reads,
-        "clamped_by_group": by_group,
-        "limits": limits, "nr_throttled": throttled, "ended": ended,
-        "said": sysfs::text(SAID)?,
-    }))
+    let figures = json!({
+        "asked_khz": khz, "util": util, "clamp": clamp, "clamp_after_load": still, "reads": reads,
+        "clamped_by_group": by_group, "nr_throttled": throttled, "said": sysfs::text(SAID)?,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("the clamp is in force", clamp.0 == util, clamp)
+        .check_eq("and after the load", &still, clamp)
+        .part("limits", limits)
+        .check("the limit throttles", throttled > 0, throttled)
+        .part("ended", ended))
 }
 
 /// A vCPU's clamp as soon as it is what it was before the load, else the last one that was read; and
@@ -151,7 +153,7 @@ fn start() -> Result<Vm> {
 
 /// Whether the unit's limits are as written, every thread of the VMM and its guardian is below
 /// them, and they are what is counted there.
-fn limits(vm: &Vm) -> Result<Value> {
+fn limits(vm: &Vm) -> Result<LabVerdict> {
     let mut outside = Vec::new();
     let mut tasks = 0;
     for pid in processes()? {
@@ -173,11 +175,16 @@ fn limits(vm: &Vm) -> Result<Value> {
         .all(|(is, shall)| is.1 == shall.1);
     let counted: usize = sysfs::number(format!("{GROUP}/pids.current"))?;
     let memory: u64 = sysfs::number(format!("{GROUP}/memory.current"))?;
-    let held = outside.is_empty() && as_written && counted == tasks && memory > TOUCHED;
-    Ok(json!({
-        "held": held && vm.pid() > 1, "outside": outside, "limits": in_force, "tasks": tasks,
+    let figures = json!({
+        "outside": outside, "limits": in_force, "tasks": tasks,
         "pids_current": counted, "memory_current": memory,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no thread is outside", &outside)
+        .check("limits as written", as_written, &in_force)
+        .check("each task is counted", counted == tasks, (counted, tasks))
+        .check("memory is counted", memory > TOUCHED, memory)
+        .check("the VMM is no init", vm.pid() > 1, vm.pid()))
 }
 
 /// A quota of half a CPU, set while the guest runs, stops its busy vCPUs: how often.
@@ -204,7 +211,7 @@ fn throttled(vm: &mut Vm, vcpus: usize) -> Result<u64> {
 }
 
 /// kill -9 of the VMM: its guardian, which is in its group, leaves and removes that.
-fn killed(policies: &[Policy]) -> Result<Value> {
+fn killed(policies: &[Policy]) -> Result<LabVerdict> {
     write_unit(&first_cpus(policies), "")?;
     let mut vm = start()?;
     vm.expect("@ready", BOOT)?;
@@ -212,11 +219,13 @@ fn killed(policies: &[Policy]) -> Result<Value> {
     let pid = Pid::from_raw(i32::try_from(vm.pid())?);
     send(pid, Signal::SIGKILL).context("killing the VMM")?;
     let ended = ended("ExecMainStatus=9")?;
-    Ok(json!({ "held": by_group && ended["held"] == true, "ended": ended }))
+    Ok(LabVerdict::default()
+        .check("clamped by a group", by_group, ())
+        .part("ended", ended))
 }
 
 /// `systemctl stop` is no failure.
-fn stopped(policies: &[Policy]) -> Result<Value> {
+fn stopped(policies: &[Policy]) -> Result<LabVerdict> {
     write_unit(&first_cpus(policies), "")?;
     let mut vm = start()?;
     vm.expect("@ready", BOOT)?;
@@ -225,7 +234,7 @@ fn stopped(policies: &[Policy]) -> Result<Value> {
 }
 
 /// The unit ends with this status, and leaves neither group nor record nor process.
-fn ended(status: &str) -> Result<Value> {
+fn ended(status: &str) -> Result<LabVerdict> {
     let look = || systemctl(&["show", "--property=ActiveState,ExecMainStatus", UNIT]);
     let has_ended = |state: &String| {
         let ends = ["ActiveState=inactive", "ActiveState=failed"];
@@ -240,11 +249,14 @@ fn ended(status: &str) -> Result<Value> {
     for path in [GROUP, "/run/vcpufreq"] {
         left.extend(fs::exists(path)?.then(|| path.to_owned()));
     }
-    Ok(json!({ "held": good && left.is_empty(), "state": state, "left": left }))
+    let figures = json!({ "state": state, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .check("its end", good, &state)
+        .check_none("nothing is left", &left))
 }
 
 /// `doctor` names the place, and `--cgroup-parent` is refused where a limit would end.
-fn tools() -> Result<Value> {
+fn tools() -> Result<LabVerdict> {
     let doctor = |lines: &str| -> Result<String> {
         let (_, said, _) = tool(lines, "doctor")?;
         let line = said.lines().find(|line| line.contains(" cgroup "));
@@ -269,19 +281,27 @@ fn tools() -> Result<Value> {
     ] {
         refusals.push(refused(lines, says)?);
     }
-    let held = refusals.iter().all(|one| one["held"] == true)
-        && delegated.contains(TOOL)
-        && ADVICE.iter().all(|word| plain.contains(word));
-    Ok(json!({ "held": held, "doctor": [delegated, plain], "refusals": refusals }))
+    let advised = ADVICE.iter().all(|word| plain.contains(word));
+    let figures = json!({ "doctor": [delegated, plain] });
+    Ok(LabVerdict::with_figures(figures)
+        .parts("refusals", refusals)
+        .check(
+            "doctor names the cgroup",
+            delegated.contains(TOOL),
+            &delegated,
+        )
+        .check("doctor advises", advised, &plain))
 }
 
-fn refused(lines: &str, says: &str) -> Result<Value> {
+fn refused(lines: &str, says: &str) -> Result<LabVerdict> {
     let run = "run --kernel /lab/guest-kernel --cgroup-parent /sys/fs/cgroup";
     let (status, _, said) = tool(lines, run)?;
     let one_line = said.lines().count() == 1;
-    Ok(json!({
-        "held": status == "2" && one_line && said.contains(says), "lines": lines, "said": said,
-    }))
+    let figures = json!({ "lines": lines, "said": said });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("the exit code", &status, "2")
+        .check("one line", one_line, &said)
+        .check("it names the limit", said.contains(says), &said))
 }
 
 /// The program in a service of its own: its exit status, stdout and stderr.
@@ -300,7 +320,7 @@ fn tool(lines: &str, words: &str) -> Result<(String, String, String)> {
 
 /// `cleanup` beside a VMM of another PID namespace, which has made its group and isn't in it yet:
 /// no process has its number here. Once a process has been in it, it is a leftover.
-fn being_made() -> Result<Value> {
+fn being_made() -> Result<LabVerdict> {
     const FRESH: &str = "/sys/fs/cgroup/vcpufreq.4100000";
     let cleanup = || -> Result<bool> {
         Command::new("/bin/vcpufreq").arg("cleanup").output()?;
@@ -319,10 +339,10 @@ fn being_made() -> Result<Value> {
             .status()?;
         after_use = Some(cleanup()?);
     }
-    Ok(json!({
-        "held": while_made && after_use == Some(false), "there_while_made": while_made,
-        "there_after_use": after_use,
-    }))
+    let figures = json!({ "there_while_made": while_made, "there_after_use": after_use });
+    Ok(LabVerdict::with_figures(figures)
+        .check("there while it is made", while_made, ())
+        .check_eq("gone after use", &after_use, Some(false)))
 }
 
 /// A thread's cgroup, as the kernel names it.

@@ -6,6 +6,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::tracefs::{Instance, TraceLine, events};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
 use crate::harness::policy::Policy;
@@ -15,7 +16,7 @@ use crate::harness::vm::{Setup, Vm};
 const FIFO: i32 = 3;
 const EVENT: &str = "syscalls/sys_enter_sched_setattr";
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (vcpu, policy) = last_of(&policies)?;
     let floor = *policy.opps.get(2).context("fewer than three OPPs")?;
@@ -47,10 +48,10 @@ pub fn run(plan: &Plan) -> Result<Value> {
     }
     trace.remove()?;
     vm.quit()?;
-    let right = rows.iter().all(|row| row["right"] == true);
-    Ok(json!({
-        "held": right && resets, "resets_on_fork": resets, "floor_khz": floor, "rows": rows,
-    }))
+    let figures = json!({ "resets_on_fork": resets, "floor_khz": floor, "rows": rows });
+    Ok(LabVerdict::with_figures(figures)
+        .check_rows("each request", &rows)
+        .check("the thread resets on fork", resets, ()))
 }
 
 /// Each OPP, up and down. Below the floor nothing changes, and nothing is set.

@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use vcpufreq_bench::tracefs::INSTANCES;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::plan::{Plan, first_cpus, last_of, registers};
 use crate::harness::policy::Policy;
@@ -26,7 +27,7 @@ const OUT: &str = "/tmp/trace.json";
 const REQUESTS: usize = 30;
 const STARTS: Duration = Duration::from_secs(20);
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let before = instances()?;
     let results: Vec<Value> = PATHS
@@ -34,8 +35,10 @@ pub fn run(_plan: &Plan) -> Result<Value> {
         .map(|path| by_path(path, &policies).with_context(|| format!("path {path}")))
         .collect::<Result<_>>()?;
     let left: Vec<_> = instances()?.difference(&before).cloned().collect();
-    let right = results.iter().all(|one| one["right"] == true);
-    Ok(json!({ "held": right && left.is_empty(), "by_path": results, "left": left }))
+    let figures = json!({ "by_path": results, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .check_rows("each path", &results)
+        .check_none("no instance is left", &left))
 }
 
 fn instances() -> Result<BTreeSet<String>> {

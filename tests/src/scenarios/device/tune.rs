@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::frequency::host_runs_at;
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
@@ -30,7 +31,7 @@ const BACK: Duration = Duration::from_millis(100);
 const LASTS: Duration = Duration::from_millis(200);
 const NOBODY: u32 = 65534;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let paths: Vec<Option<&str>> = match plan.vmm {
         // Its guests have shared memory.
@@ -45,8 +46,9 @@ pub fn run(plan: &Plan) -> Result<Value> {
             by_path(plan, &policies, path, kills).with_context(|| format!("path {path:?}"))
         })
         .collect::<Result<_>>()?;
-    let held = results.iter().all(|one| one["right"] == true);
-    Ok(json!({ "held": held, "by_path": results }))
+    Ok(LabVerdict::default()
+        .check_rows("each path", &results)
+        .figure("by_path", results))
 }
 
 /// A guest whose last vCPU is busy and requests exact frequencies.

@@ -4,13 +4,14 @@
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::frequency::let_ticks_pass;
 use crate::harness::plan::{Plan, ask_for, cur_perf, registers, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::vm::{Setup, Vm};
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let [low, .., high] = &policies[..] else {
         anyhow::bail!("two policies are needed");
@@ -39,7 +40,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
     first.quit()?;
     second.quit()?;
     let wrong: Vec<_> = rows.iter().filter(|row| row["right"] != true).collect();
-    Ok(json!({ "held": wrong.is_empty(), "looks": rows.len(), "wrong": wrong }))
+    let figures = json!({ "looks": rows.len(), "wrong": wrong });
+    Ok(LabVerdict::with_figures(figures).check_none("no guest is wrong", &wrong))
 }
 
 /// A busy guest with one vCPU.

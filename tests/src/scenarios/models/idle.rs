@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::host_driver;
 use crate::harness::load;
@@ -20,7 +21,7 @@ const SLEEPS: u32 = 50;
 /// Between the exit latencies of the deepest state and of the one above it.
 const LIMIT_US: u64 = 200;
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let cpu = policies.last().map_or(0, Policy::cpu);
     load::pin(cpu)?;
@@ -39,17 +40,20 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     let all: u64 = limited.iter().map(|state| state.times).sum();
     let statistics = host_driver::statistics(&policies)?;
     let models = host_driver::energy_models(&policies)?;
-    let mut rows = [&statistics, &models]
-        .into_iter()
-        .flat_map(Value::as_array)
-        .flatten();
-    let right = rows.all(|row| row["right"] == true);
+    let rows = [&statistics, &models];
+    let rows = rows.into_iter().flat_map(Value::as_array).flatten();
     let json = |states: &[IdleState]| states.iter().map(IdleState::json).collect::<Vec<_>>();
-    Ok(json!({
-        "held": slow(&free) > 0 && slow(&limited) == 0 && all > 0 && right,
+    let (free_slow, limited_slow) = (slow(&free), slow(&limited));
+    let (free, limited) = (json(&free), json(&limited));
+    let figures = json!({
         "statistics": statistics, "energy_models": models,
-        "cpu": cpu, "limit_us": LIMIT_US, "free": json(&free), "limited": json(&limited),
-    }))
+        "cpu": cpu, "limit_us": LIMIT_US, "free": free, "limited": limited,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("deep states without a limit", free_slow > 0, &free)
+        .check("none with it", limited_slow == 0, &limited)
+        .check("others with it", all > 0, &limited)
+        .check_rows("statistics and energy models", rows))
 }
 
 /// How often a state was entered.

@@ -5,7 +5,8 @@
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::plan::Plan;
 use crate::harness::policy::Policy;
@@ -16,7 +17,7 @@ const TURNS: usize = 5;
 /// A turn of rt-app's loop in ns, as it would measure itself.
 const LOOP_NS: u32 = 474;
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let cpu = policies.last().context("no policy")?.cpu();
     // `loop` counts only beside `phases`: without them it runs without end.
@@ -36,11 +37,11 @@ pub fn run(_plan: &Plan) -> Result<Value> {
         .context("rt-app")?;
     let log = sysfs::text("/run/rt-app-thread-0.log")?;
     let runs_us: Vec<u64> = log.lines().filter_map(run_us).collect();
-    Ok(json!({
-        "held": output.status.success() && runs_us.len() == TURNS,
-        "runs_us": runs_us,
-        "said": String::from_utf8_lossy(&output.stderr),
-    }))
+    let said = String::from_utf8_lossy(&output.stderr);
+    let figures = json!({ "runs_us": runs_us, "said": said });
+    Ok(LabVerdict::with_figures(figures)
+        .check("rt-app succeeds", output.status.success(), &said)
+        .check("each turn is logged", runs_us.len() == TURNS, &runs_us))
 }
 
 /// The third column of a line that isn't a heading: how long the work took.

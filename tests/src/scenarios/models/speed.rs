@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::{insmod, rmmod};
 use crate::harness::plan::{Plan, let_load_decay};
@@ -23,7 +24,7 @@ const RUNS: usize = 9;
 /// What a result may be off by.
 const TOLERANCE: f64 = 0.03;
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let mut rows = Vec::new();
     for policy in &policies {
@@ -51,17 +52,18 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     }
     // The largest CPU at its maximum is the measure of full speed.
     let full = rows.last().context("no OPP")?.work();
-    let wrong: Vec<&SpeedRow> = rows.iter().filter(|row| !row.right(full)).collect();
-    Ok(json!({
-        "held": wrong.is_empty(), "opps": rows.len(),
-        "rows": rows.iter().map(|row| row.json(full)).collect::<Vec<_>>(),
-    }))
+    let json = |row: &SpeedRow| row.json(full);
+    let wrong = rows.iter().filter(|row| !row.right(full));
+    let wrong: Vec<Value> = wrong.map(json).collect();
+    let rows: Vec<Value> = rows.iter().map(json).collect();
+    let figures = json!({ "opps": rows.len(), "rows": rows });
+    Ok(LabVerdict::with_figures(figures).check_none("no OPP's speed is wrong", &wrong))
 }
 
 /// The same work in a guest without the bridge, on a vCPU that is pinned to a CPU of each
 /// policy in turn. A guest has ticks and exits that the model must not slow as if
 /// they were work, or everything that runs in one would look too slow.
-pub fn guest(_plan: &Plan) -> Result<Value> {
+pub fn guest(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     // As above.
     rmmod("lab_cpuidle")?;
@@ -91,13 +93,16 @@ pub fn guest(_plan: &Plan) -> Result<Value> {
     let work = |row: &(u32, u32, f64, u64)| row.3 as f64 * row.2;
     let full = rows.last().map(work).context("no OPP")?;
     let right = |row: &(u32, u32, f64, u64)| (work(row) / full - 1.0).abs() <= TOLERANCE;
-    Ok(json!({
-        "held": rows.iter().all(right), "opps": rows.len(),
-        "rows": rows.iter().map(|row| json!({
+    let each = rows.iter().map(|row| {
+        json!({
             "cpu": row.0, "khz": row.1, "work_ns": row.3,
             "time_against_inverse_speed": work(row) / full,
-        })).collect::<Vec<_>>(),
-    }))
+        })
+    });
+    let each: Vec<Value> = each.collect();
+    let right = rows.iter().all(right);
+    let figures = json!({ "opps": rows.len(), "rows": each });
+    Ok(LabVerdict::with_figures(figures).check("times are as the speeds", right, &each))
 }
 
 /// The share of full speed that a policy's CPUs deliver at an OPP.

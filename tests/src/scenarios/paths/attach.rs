@@ -3,20 +3,21 @@
 
 use anyhow::Result;
 use kvm_ioctls::Kvm;
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_bridge::AccessPath;
 use vcpufreq_host::HostRoot;
 use vcpufreq_host_bpf::BpfBackend;
+use vcpufreq_tests::LabVerdict;
 
 #[path = "../../../../vmm-device/bridge/examples/attach/main.rs"]
 mod example;
 
 /// Its guest reads a frequency and asks for one, and only by `exit` it exits.
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let kvm = Kvm::new()?;
     let builder = || example::builder(&HostRoot::default());
     let mut rows = Vec::new();
-    let mut held = true;
+    let mut right = true;
     let by_kvm = builder()?.ioeventfd(false);
     let by_bpf = builder()?.ioeventfd(false).backend(BpfBackend::default());
     for (builder, wanted, exits_wanted) in [
@@ -26,7 +27,7 @@ pub fn run() -> Result<Value> {
     ] {
         let (path, khz, exits, totals) = example::run(&kvm, builder.start()?)?;
         let counted = totals.counters;
-        held &= path == wanted
+        right &= path == wanted
             && exits == exits_wanted
             && khz > 0
             // The guest ends right after its request: the worker of `bpf` may find it overtaken.
@@ -36,5 +37,7 @@ pub fn run() -> Result<Value> {
             "counted": format!("{counted:?}"),
         }));
     }
-    Ok(json!({ "held": held, "rows": rows }))
+    Ok(LabVerdict::default()
+        .check("each builder's path, its exits and counts", right, &rows)
+        .figure("rows", rows))
 }

@@ -6,6 +6,7 @@
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::before_entry::EntryOrder;
 use super::measured::{Measured, QEMU, QEMU_PMU};
@@ -30,7 +31,7 @@ const OF_RUN: [&str; 4] = ["exit", "ioeventfd", "bpf", SHM];
 const SHM_OF_EXIT: f64 = 0.40;
 
 /// The paths that a VMM takes.
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (mut rows, mut orders) = (Vec::new(), Vec::new());
     let mut in_order = true;
@@ -67,15 +68,19 @@ pub fn run(plan: &Plan) -> Result<Value> {
         sandbox_share::out_of_bound(&sandbox),
     ]
     .concat();
-    let held = in_order && wrong.is_empty() && rows.iter().all(CostRow::holds);
+    let hold = rows.iter().all(CostRow::holds);
     let rows: Vec<Value> = rows.iter().map(CostRow::json).collect();
     // out/paths.json is made of them.
     vcpufreq_figures::rows_of(&json!({ "rows": rows }))?;
-    Ok(json!({
-        "held": held, "out_of_bound": wrong, "rows": rows, "bare": bare, "sandbox": sandbox,
+    let figures = json!({
+        "out_of_bound": wrong, "rows": rows, "bare": bare, "sandbox": sandbox,
         "before_next_instruction": orders, "guest_kernel": guest_kernel,
         "host_kernel": crate::harness::sysfs::text("/proc/sys/kernel/osrelease")?,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("clamps before the next instruction", in_order, &orders)
+        .check_none("no cost is out of bound", &wrong)
+        .check("each row holds", hold, &rows))
 }
 
 /// What costs more than it may. A read from memory may cost 1.2 times a load. Relative to a write

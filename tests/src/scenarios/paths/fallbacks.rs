@@ -14,6 +14,7 @@ use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use nix::mount::{MsFlags, mount, umount};
 use serde_json::{Value, json};
 use vcpufreq_host::{SchedAttr, Tid};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::{insmod, unload_host_module};
 use crate::harness::cur_perf::asked_for;
@@ -33,20 +34,20 @@ const MAINTENANCE: Duration = Duration::from_secs(3);
 const RT_RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 
 /// While the guest runs.
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let deadline = after_deadline(plan)?;
     let rows = [
         detached(plan)?,
         detached_amid_requests(plan, "on")?,
         detached_amid_requests(plan, "off")?,
     ];
-    let mut all = rows.iter().chain([&deadline]);
-    let held = all.all(|row| row["held"] == true);
-    Ok(json!({ "held": held, "after_deadline": deadline, "rows": rows }))
+    Ok(LabVerdict::default()
+        .part("after_deadline", deadline)
+        .parts("rows", rows.into()))
 }
 
 /// At start. The last case can't be taken back, so this is the last scenario of its boot.
-pub fn at_start(plan: &Plan) -> Result<Value> {
+pub fn at_start(plan: &Plan) -> Result<LabVerdict> {
     unload_host_module()?;
     let mut rows = vec![started(
         plan,
@@ -96,8 +97,7 @@ pub fn at_start(plan: &Plan) -> Result<Value> {
         "lockdown",
         |_| (),
     )?);
-    let held = rows.iter().all(|row| row["held"] == true);
-    Ok(json!({ "held": held, "rows": rows }))
+    Ok(LabVerdict::default().parts("rows", rows))
 }
 
 /// A guest on the last policy, which `prepare` prepares: its path, the reason, and whether each OPP
@@ -108,7 +108,7 @@ fn started(
     path: &str,
     reason: &str,
     prepare: impl FnOnce(&mut Command),
-) -> Result<Value> {
+) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let options = ["--clamp", "exact", "--explain", "--cur-perf", "request"];
@@ -122,15 +122,17 @@ fn started(
     let taken = stats(&vm)?["vcpus"][0]["path"].clone();
     let said = vm.quit()?;
     let line = said.lines().find(|line| line.contains(reason));
-    Ok(json!({
-        "held": wrong.is_empty() && taken == path && line.is_some() && report["held"] == true,
-        "case": what, "path": taken, "report_request": report, "reason": line, "wrong": wrong,
-    }))
+    let figures = json!({ "case": what, "path": taken, "reason": line, "wrong": wrong });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no clamp is wrong", &wrong)
+        .check_eq("the path", &taken, path)
+        .check("the reason is told", line.is_some(), &said)
+        .part("report_request", report))
 }
 
 /// An administrator takes the program away from the running guest: the path
 /// `ioeventfd` takes over, no request is lost, and no program stays.
-fn detached(plan: &Plan) -> Result<Value> {
+fn detached(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let setup = Setup {
@@ -161,26 +163,36 @@ fn detached(plan: &Plan) -> Result<Value> {
         .lines()
         .find(|line| line.contains("the path bpf is lost"));
     let counts = [&before, &after].map(|stats| stats["counts"].clone());
-    // Never below what was asked for by then.
-    let held = wrong.is_empty()
-        && before["path"] == "bpf"
-        && after["path"] == "ioeventfd"
-        && exited(&before) == exited(&after)
-        && [&before, &after].into_iter().all(has_one_outcome_each)
-        && meanwhile
-            .iter()
-            .all(|&(khz, clamp)| clamp >= policy.util(khz))
-        && line.is_some();
-    Ok(json!({
-        "held": held, "case": "program taken away", "counts": counts,
+    let figures = json!({
+        "case": "program taken away", "counts": counts,
         "path": after["path"], "reason": line,
         "vmm_said": said, "wrong": wrong, "asked_and_clamp": meanwhile, "writes_exited": [exited(&before), exited(&after)],
-    }))
+    });
+    let none_below = meanwhile
+        .iter()
+        .all(|&(khz, clamp)| clamp >= policy.util(khz));
+    let one_each = [&before, &after].into_iter().all(has_one_outcome_each);
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no clamp is wrong", &wrong)
+        .check_eq("by bpf before", &before["path"], "bpf")
+        .check_eq("by ioeventfd after", &after["path"], "ioeventfd")
+        .check(
+            "no write exits",
+            exited(&before) == exited(&after),
+            exited(&after),
+        )
+        .check("each request has an outcome", one_each, &counts)
+        .check(
+            "never below what was asked for by then",
+            none_below,
+            &meanwhile,
+        )
+        .check("the loss is told", line.is_some(), &said))
 }
 
 /// A guest that is reset after it has lost the path: its last request is taken
 /// back, and what it asks for then is in force.
-pub fn reset(plan: &Plan) -> Result<Value> {
+pub fn reset(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"]);
@@ -202,18 +214,20 @@ pub fn reset(plan: &Plan) -> Result<Value> {
     wrong.extend(wrong_clamps(&mut vm, policy)?);
     let path = stats(&vm)?["vcpus"][0]["path"].clone();
     let said = vm.quit()?;
-    let held = wrong.is_empty() && clamp == (0, 1024) && path == "ioeventfd";
-    Ok(json!({
-        "held": held, "wrong": wrong, "clamp_after_reset": clamp, "path": path,
-        "vmm_said": said,
-    }))
+    let figures = json!({
+        "wrong": wrong, "clamp_after_reset": clamp, "path": path, "vmm_said": said,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no clamp is wrong", &wrong)
+        .check_eq("no clamp after the reset", &clamp, (0, 1024))
+        .check_eq("the path", &path, "ioeventfd"))
 }
 
 /// The same while the guest makes a request each millisecond, during the switch of paths, too: no
 /// clamp is below the lower of its two values, and the last one is in force in the end. In a
 /// sandbox the next path has no record of the order: of requests that come together, the higher one
 /// is in force until the next.
-fn detached_amid_requests(plan: &Plan, sandbox: &str) -> Result<Value> {
+fn detached_amid_requests(plan: &Plan, sandbox: &str) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     // The highest stands for a request that no program saw.
@@ -257,28 +271,42 @@ fn detached_amid_requests(plan: &Plan, sandbox: &str) -> Result<Value> {
     let new = requests(&after).zip(requests(&idle));
     // The last one by `bpf` is the next path's first one, too, unless that has had one.
     let each_counted = new.is_some_and(|(all, idle)| [turns, turns + 1].contains(&(all - idle)));
-    let held = before["path"] == "bpf"
-        && after["path"] == "ioeventfd"
-        && turns > 500
-        && each_counted
-        && has_one_outcome_each(&after)
-        && lowest >= policy.util(low)
-        && in_force.contains(&clamp)
-        && wrong.is_empty()
-        && line.is_some();
-    Ok(json!({
-        "held": held, "case": "program taken away amid requests", "sandbox": sandbox,
+    let figures = json!({
+        "case": "program taken away amid requests", "sandbox": sandbox,
         "path": after["path"], "wrong": wrong,
         "reason": line, "vmm_said": said, "requests": turns, "asked_last": last, "util": util,
         "counts": [&idle["counts"], &after["counts"]],
         "clamp": clamp, "lowest_clamp": lowest, "util_of_lower": policy.util(low),
         "writes_exited": after["accesses"]["writes_exited"],
-    }))
+    });
+    let counts = &after["counts"];
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("by bpf before", &before["path"], "bpf")
+        .check_eq("by ioeventfd after", &after["path"], "ioeventfd")
+        .check("turns of the load", turns > 500, turns)
+        .check("each request is counted", each_counted, (turns, counts))
+        .check(
+            "each request has an outcome",
+            has_one_outcome_each(&after),
+            counts,
+        )
+        .check(
+            "no clamp is below the lower OPP",
+            lowest >= policy.util(low),
+            lowest,
+        )
+        .check(
+            "the last request is in force",
+            in_force.contains(&clamp),
+            clamp,
+        )
+        .check_none("no clamp is wrong", &wrong)
+        .check("the loss is told", line.is_some(), &said))
 }
 
 /// Clamps mean nothing to a SCHED_DEADLINE thread: what it asks for meanwhile is in force when it
 /// is one no longer.
-fn after_deadline(plan: &Plan) -> Result<Value> {
+fn after_deadline(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let setup = Setup::mirroring(&[policy.cpu()]).with(&["--clamp", "exact"]);
@@ -301,14 +329,18 @@ fn after_deadline(plan: &Plan) -> Result<Value> {
     vm.quit()?;
     let util = policy.util(policy.max());
     let not_applicable = meanwhile["counts"]["not_applicable"].as_u64();
-    let held = meanwhile["path"] == "bpf"
-        && not_applicable.is_some_and(|count| count > 0)
-        && clamp == (util, util)
-        && has_one_outcome_each(&after);
-    Ok(json!({
-        "held": held, "util": util, "clamp": clamp,
-        "counts": [&meanwhile["counts"], &after["counts"]],
-    }))
+    let counted = not_applicable.is_some_and(|count| count > 0);
+    let counts = json!([&meanwhile["counts"], &after["counts"]]);
+    let figures = json!({ "util": util, "clamp": clamp, "counts": counts });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("by bpf", &meanwhile["path"], "bpf")
+        .check("a request isn't applicable", counted, &counts)
+        .check_eq("the last request is in force", &clamp, (util, util))
+        .check(
+            "each request has an outcome",
+            has_one_outcome_each(&after),
+            &counts,
+        ))
 }
 
 /// Requests of a vCPU, by its stats.

@@ -16,6 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::tracefs::Switch;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::plan::{Plan, registers};
 use crate::harness::policy::Policy;
@@ -45,7 +46,7 @@ enum Between {
     StaysBusy,
 }
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let setup = Setup::mirroring(&[policy.cpu()]).with(&["--path", "ioeventfd"]);
@@ -64,11 +65,13 @@ pub fn run(_plan: &Plan) -> Result<Value> {
     let busy = measure(&mut vm, policy, Between::StaysBusy)?;
     drop(changed);
     let said = vm.quit()?;
-    Ok(json!({
-        "held": shallow.in_time(), "bound_us": BOUND_US, "vcpu_sleeps": shallow.json(),
+    let figures = json!({
+        "bound_us": BOUND_US, "vcpu_sleeps": shallow.json(),
         "vcpu_sleeps_host_in_deep_idle": deep.json(), "vcpu_stays_busy": busy.json(),
         "vmm_said": said,
-    }))
+    });
+    let in_time = shallow.in_time();
+    Ok(LabVerdict::with_figures(figures).check("requests in time", in_time, shallow.json()))
 }
 
 /// Files and the values to restore when this is dropped: changes that stay would affect later

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::cur_perf::asked_for;
 use crate::harness::plan::{
@@ -26,7 +27,7 @@ const VCPUS_AT_MOST: u64 = 16;
 /// Bytes of all registers with the padding, or of shared memory and its doorbell.
 const REGION: u64 = 0x3_0000;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let setup = Setup {
         silent: true,
@@ -56,22 +57,37 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let report = asked_for(&mut vm, last, policy, policy.min())?;
     vm.quit()?;
 
-    let held = tight.set_perf.trapped == MANY
-        && tight.region.exited == 0
-        && tight.exits_agree
-        && ramp.region.exited == 0
-        && ramp.region.trapped > 0
-        && ramp.exits_agree
-        // The kernel's own driver lets a domain's CPUs ask for it, and no others. Of a doorbell it
-        // isn't seen.
-        && (shared || (ramp.by_other_vcpus > 0) == (plan.driver == "vcpufreq_guest"))
-        && control.set_perf.exited == FEW
-        && control.region.exited >= 2 * FEW
-        && report["held"] == true;
-    Ok(json!({
-        "held": held, "accesses": tight.json(), "ramp": ramp.json(), "vmm_said": said,
-        "control_by_exit": control.json(), "report_request_by_exit": report,
-    }))
+    // The kernel's own driver lets a domain's CPUs ask for it, and no others. Of a doorbell it
+    // isn't seen.
+    let by_others = shared || (ramp.by_other_vcpus > 0) == (plan.driver == "vcpufreq_guest");
+    let by_exit = control.region.exited >= 2 * FEW;
+    let figures = json!({
+        "accesses": tight.json(), "ramp": ramp.json(), "vmm_said": said,
+        "control_by_exit": control.json(),
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "each write is trapped",
+            tight.set_perf.trapped == MANY,
+            tight.json(),
+        )
+        .check("no access exits", tight.region.exited == 0, tight.json())
+        .check("KVM counts as many", tight.exits_agree, tight.json())
+        .check(
+            "no access of a ramp exits",
+            ramp.region.exited == 0,
+            ramp.json(),
+        )
+        .check("a ramp has accesses", ramp.region.trapped > 0, ramp.json())
+        .check("KVM counts a ramp's", ramp.exits_agree, ramp.json())
+        .check("a ramp's are by the vCPUs that may", by_others, ramp.json())
+        .check(
+            "by exit each write exits",
+            control.set_perf.exited == FEW,
+            control.json(),
+        )
+        .check("by exit each read exits", by_exit, control.json())
+        .part("report_request_by_exit", report))
 }
 
 /// What came of some accesses.

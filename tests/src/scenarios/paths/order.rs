@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_bench::piped::threads;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::frequency::let_ticks_pass;
 use crate::harness::load::pin;
@@ -32,7 +33,7 @@ const PATTERNS: [&[usize]; 10] = [
     &[1, 2, 0, 2, 1, 2, 2, 0],
 ];
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let low = policies.first().context("no policy")?;
     let high = policies.last().context("no policy")?;
@@ -76,9 +77,8 @@ pub fn run(plan: &Plan) -> Result<Value> {
         }
     }
     let said = vm.quit()?;
-    Ok(json!({
-        "held": wrong.is_empty(), "patterns": PATTERNS.len(), "wrong": wrong, "vmm_said": said,
-    }))
+    let figures = json!({ "patterns": PATTERNS.len(), "wrong": wrong, "vmm_said": said });
+    Ok(LabVerdict::with_figures(figures).check_none("the newest request counts", &wrong))
 }
 
 /// Binds the VMM's worker to a CPU.

@@ -4,6 +4,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::unpinned_page;
 use crate::harness::frequency::let_ticks_pass;
@@ -18,7 +19,7 @@ use crate::harness::plan::{Plan, cur_perf, registers};
 use crate::harness::policy::Policy;
 use crate::harness::vm::{BOOT, Vm};
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (little, big) = (
         policies.first().context("no policy")?,
@@ -36,12 +37,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let base = registers(&mut vm)?;
     vm.ask("start busy busy 0")?;
     let mut rows = Vec::new();
-    let mut held = true;
+    let mut right = true;
     let mut moves = Vec::new();
     for ends in to_and_fro(MOVES, little, big) {
         moves.push(first_read_after_a_move(&vm, base, big, ends)?);
     }
-    held &= moves.iter().all(|one| one["right"] == true);
     for policy in [little, big, little, big] {
         move_to(&vm, policy.cpu())?;
         let_ticks_pass();
@@ -50,7 +50,7 @@ pub fn run(plan: &Plan) -> Result<Value> {
         let (host, read) = (look.held, look.outcome);
         let (on, khz) = (vm.pcpu(0)?, host.most);
         let expected = scaled(big, policy, khz);
-        held &= on == policy.cpu()
+        right &= on == policy.cpu()
             && host
                 .since
                 .iter()
@@ -61,11 +61,14 @@ pub fn run(plan: &Plan) -> Result<Value> {
         }));
     }
     vm.quit()?;
-    Ok(json!({ "held": held, "rows": rows, "moves": moves }))
+    let figures = json!({ "rows": rows, "moves": moves });
+    Ok(LabVerdict::with_figures(figures)
+        .check_rows("the first read after a move is true", &moves)
+        .check("later reads are true", right, &rows))
 }
 
 /// The same by the path `ioeventfd` in a guest whose other vCPU is real-time, on the last pCPU.
-pub fn beside_real_time(plan: &Plan) -> Result<Value> {
+pub fn beside_real_time(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (little, big) = (
         policies.first().context("no policy")?,

@@ -7,6 +7,7 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::tracefs::Mmio;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::migration::{Moved, TICK_US, like, scaled, to_and_fro};
 use crate::harness::plan::{Plan, registers};
@@ -27,15 +28,16 @@ const WORKER: &str = "requests";
 /// move, there and back, and updates the page before the guest goes on: within a tick, and the
 /// first value is true. Without, the worker looks each tick: within a tick of its first run since
 /// the arrival, for an emulated host runs its CPUs in turn.
-pub fn run(plan: &Plan, little: &Policy, big: &Policy) -> Result<Value> {
+pub fn run(plan: &Plan, little: &Policy, big: &Policy) -> Result<LabVerdict> {
     let setup = by_kernel(like(big));
-    let mut result = with_perf_events(plan, Vm::boot(&setup)?, (little, big))?;
+    let with = with_perf_events(plan, Vm::boot(&setup)?, (little, big))?;
     let vm = Vm::boot_prepared(&setup, drop_bpf_capabilities)?;
     let (without, _) = moves(plan, vm, (little, big), "every 4 ms")?;
-    let held = result["held"] == true && within_a_tick(&without, "after_run_us");
-    result["held"] = held.into();
-    result["without"] = summary(&without);
-    Ok(result)
+    let soon = within_a_tick(&without, "after_run_us");
+    let without = summary(&without);
+    Ok(with
+        .check("without perf events within a tick", soon, &without)
+        .figure("without", without))
 }
 
 /// A guest by that path; the VMM prints why.
@@ -44,11 +46,16 @@ pub fn by_kernel(setup: Setup) -> Setup {
 }
 
 /// The part with perf events alone, of such a guest's first vCPU.
-pub fn with_perf_events(plan: &Plan, vm: Vm, ends: (&Policy, &Policy)) -> Result<Value> {
+pub fn with_perf_events(plan: &Plan, vm: Vm, ends: (&Policy, &Policy)) -> Result<LabVerdict> {
     let (with, signals) = moves(plan, vm, ends, "follows migrations")?;
     let first_is_true = with.iter().all(|row| row["first_is_true"] == true);
-    let held = within_a_tick(&with, "after_us") && first_is_true && signals >= MOVES as u64;
-    Ok(json!({ "held": held, "with_perf_events": summary(&with), "signals": signals }))
+    let soon = within_a_tick(&with, "after_us");
+    let summary = summary(&with);
+    let figures = json!({ "with_perf_events": summary, "signals": signals });
+    Ok(LabVerdict::with_figures(figures)
+        .check("within a tick", soon, &summary)
+        .check("the first read is true", first_is_true, &summary)
+        .check("each move has a signal", signals >= MOVES as u64, signals))
 }
 
 fn within_a_tick(rows: &[Value], key: &str) -> bool {
