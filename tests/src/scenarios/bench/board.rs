@@ -14,6 +14,7 @@ use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::fair_server::floor_khz;
 use crate::harness::leftovers::{CGROUPS, leftovers};
@@ -95,7 +96,7 @@ const fn bench_of(scenario: &'static str, variant: &'static str) -> [&'static st
 /// The demo's rows are those of all OPPs and right, without root too; a report has all its parts;
 /// and bench and demo leave nothing when a signal ends them. They choose schedutil where another
 /// governor is, and put that back.
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     mount_bpffs()?;
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
@@ -109,20 +110,23 @@ pub fn run() -> Result<Value> {
     let report = report()?;
     let ends = interrupt_each(&before)?;
     sysfs::write(&governor, SCHEDUTIL)?;
-    let parts = [&demo, &without_root, &report];
-    let held = parts.iter().all(|part| part["held"] == true);
     let count = |of: fn(&SignalledEnd) -> bool| ends.iter().filter(|end| of(end)).count();
     let (changes, governors) = (count(|end| end.changes), count(|end| end.governor));
     let rt_apps = count(|end| end.rt_app);
     let left: Vec<&String> = ends.iter().flat_map(|end| &end.left).collect();
     let at_work = changes > 0 && governors > 0 && rt_apps > 0;
-    Ok(json!({
-        "held": held && left.is_empty() && at_work,
-        "demo": demo, "without_root": without_root, "report": report, "kills": ends.len(),
+    let figures = json!({
+        "kills": ends.len(),
         "ended_with_changes_on_the_host": changes,
         "ended_with_another_governor": governors,
         "ended_beside_rt_app": rt_apps, "left": left,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .part("demo", demo)
+        .part("without_root", without_root)
+        .part("report", report)
+        .check_none("nothing is left", &left)
+        .check("some ended at work", at_work, (changes, governors, rt_apps)))
 }
 
 /// Ends each program at its moments. One that heeds no signal has that as what is left.
@@ -154,13 +158,13 @@ fn interrupt_each(before: &BTreeMap<String, String>) -> Result<Vec<SignalledEnd>
 }
 
 /// The demo, as with another driver of the guest.
-pub fn demo_alone() -> Result<Value> {
+pub fn demo_alone() -> Result<LabVerdict> {
     mount_bpffs()?;
     demo(&mut Command::new(PROGRAM), (0, 0))
 }
 
 /// As a user with a delegated cgroup, as the page of the program has it.
-fn demo_without_root(governor: &str) -> Result<Value> {
+fn demo_without_root(governor: &str) -> Result<LabVerdict> {
     let start = format!("{DELEGATED}/start");
     let runtime = format!("/run/user/{USER}");
     fs::create_dir_all(&start)?;
@@ -189,27 +193,25 @@ fn demo_without_root(governor: &str) -> Result<Value> {
     fs::remove_dir_all(runtime)?;
     fs::remove_dir(start)?;
     fs::remove_dir(DELEGATED)?;
-    let (mut result, refused) = (result?, refused?);
-    result["held"] = (result["held"] == true && refused["held"] == true).into();
-    result["refused"] = refused;
-    Ok(result)
+    Ok(result?.part("refused", refused?))
 }
 
 /// A user without the right to choose schedutil gets a line about that, and exit code 2.
-fn refused(command: &mut Command) -> Result<Value> {
+fn refused(command: &mut Command) -> Result<LabVerdict> {
     let output = command.arg("demo").output()?;
     let said = text(&output.stderr);
     let names = [OTHER, "run as root", "scaling_governor"];
     let one_line = said.lines().count() == 1 && names.iter().all(|name| said.contains(name));
-    Ok(json!({
-        "held": one_line && output.status.code() == Some(2),
-        "exit_code": output.status.code(), "said": said,
-    }))
+    let code = output.status.code();
+    let figures = json!({ "exit_code": code, "said": said });
+    Ok(LabVerdict::with_figures(figures)
+        .check("one line names it", one_line, &said)
+        .check_eq("the exit code", &code, Some(2)))
 }
 
 /// Every OPP is right. So many lines name a better path that the guest goes without, and so many
 /// governors.
-fn demo(command: &mut Command, (notes, governors): (usize, usize)) -> Result<Value> {
+fn demo(command: &mut Command, (notes, governors): (usize, usize)) -> Result<LabVerdict> {
     // Another user can't make a file there.
     fs::write(OUT, "")?;
     fs::set_permissions(OUT, fs::Permissions::from_mode(0o666))?;
@@ -236,12 +238,17 @@ fn demo(command: &mut Command, (notes, governors): (usize, usize)) -> Result<Val
     let lines = |with: &str| said.lines().filter(|line| line.contains(with)).count();
     let noted = lines("without the path bpf") == notes
         && lines(&format!("{OTHER} → {SCHEDUTIL}")) == governors;
-    Ok(json!({
-        "held": output.status.success() && same && noted && report["elapsed_s"].is_u64(),
-        "exit_code": output.status.code(), "elapsed_s": report["elapsed_s"],
+    let elapsed = &report["elapsed_s"];
+    let figures = json!({
+        "exit_code": output.status.code(), "elapsed_s": elapsed,
         "opps_checked": rows.len(), "opps_wrong": report["opps_wrong"],
         "rows": rows, "table": text(&output.stdout), "said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("the demo succeeds", output.status.success(), &said)
+        .check("each OPP is in force", same, &rows)
+        .check("its notes", noted, &said)
+        .check("its time", elapsed.is_u64(), elapsed))
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -249,7 +256,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// A page with all parts, with a bench of one scenario, and without the host's name.
-fn report() -> Result<Value> {
+fn report() -> Result<LabVerdict> {
     sysfs::write("/proc/sys/kernel/hostname", HOST_NAME)?;
     let mut command = Command::new(PROGRAM);
     let output = command.args(REPORT).output()?;
@@ -264,12 +271,23 @@ fn report() -> Result<Value> {
         count(&report["bench"]["results"]),
         count(&report["demo"]["rows"]),
     );
-    let right = report["demo"]["held"] == true && results > 0 && rows > 0;
-    Ok(json!({
-        "held": whole && right && !private.contains(&true), "exit_code": output.status.code(), "host": report["host"],
+    let figures = json!({
+        "exit_code": output.status.code(), "host": report["host"],
         "results": results, "rows": rows, "failures": report["bench"]["failures"],
         "said": text(&output.stderr),
-    }))
+    });
+    // The program's own verdict.
+    let demo = report["demo"]["held"] == true;
+    Ok(LabVerdict::with_figures(figures)
+        .check("the page is whole", whole, ())
+        .check("the demo's loop is closed", demo, &report["demo"])
+        .check("the bench has results", results > 0, results)
+        .check("the demo has rows", rows > 0, rows)
+        .check(
+            "the host's name isn't in it",
+            !private.contains(&true),
+            private,
+        ))
 }
 
 /// What a signal ended, and what of it is left.

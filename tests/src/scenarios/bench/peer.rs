@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::peer_setup::{PeerVmm, remove_groups};
 use crate::harness::dips::{LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
@@ -93,7 +94,7 @@ fn guests(policies: &[Policy]) -> Vec<(PeerVmm, Vec<PeerMetric>)> {
 }
 
 /// Both, or vcpufreq alone.
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let mut rows = Vec::new();
     for (vmm, metrics) in guests(&policies) {
@@ -109,10 +110,11 @@ pub fn run() -> Result<Value> {
         true => json!({ "version": vmm::crosvm_version()? }),
         false => json!({ "skipped": "no crosvm given (--crosvm FILE)" }),
     };
-    Ok(json!({
-        "held": wrong.is_empty(), "wrong": wrong, "crosvm": crosvm, "rows": rows,
+    let figures = json!({
+        "wrong": wrong, "crosvm": crosvm, "rows": rows,
         "kernel": crate::harness::sysfs::text("/proc/sys/kernel/osrelease")?,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures).check_none("nothing is wrong", &wrong))
 }
 
 fn measure(vmm: PeerVmm, policies: &[Policy], metrics: &[PeerMetric]) -> Result<Value> {

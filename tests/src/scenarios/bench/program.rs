@@ -9,6 +9,7 @@ use std::thread;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use vcpufreq_load::NULL_BLK;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::{insmod, rmmod};
 use crate::harness::host::begins;
@@ -29,7 +30,7 @@ const SCOPE: &str = "/sys/fs/cgroup/user.slice/session-1.scope";
 
 /// `bench`, or `bench:SCENARIO:SCENARIO...` for these alone; what begins with `--`
 /// goes to the program as it is: `bench:step-down:--variant=host:--repeats=10`.
-pub fn run(plan: &Plan, name: &str) -> Result<Value> {
+pub fn run(plan: &Plan, name: &str) -> Result<LabVerdict> {
     let mut options = vec!["--html", HTML];
     if let Some(path) = &plan.path {
         options.extend(["--path", path]);
@@ -45,17 +46,24 @@ pub fn run(plan: &Plan, name: &str) -> Result<Value> {
     }
     let (output, report) = bench(plan, &options)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    Ok(json!({
-        "held": output.status.success(), "exit_code": output.status.code(),
+    let code = output.status.code();
+    let figures = json!({
+        "exit_code": code,
         "report": report, "html": fs::read_to_string(HTML).unwrap_or_default(),
         "table": text(&output.stdout), "said": text(&output.stderr),
-    }))
+    });
+    let succeeds = output.status.success();
+    Ok(LabVerdict::with_figures(figures).check(
+        "the bench succeeds",
+        succeeds,
+        (code, text(&output.stderr)),
+    ))
 }
 
 /// The ramp of a thread that begins on an idle vCPU, by each path: how long until
 /// the pCPU runs at its highest frequency. A ramp is two requests, which may each
 /// miss the host's tick, and begins anywhere between two ticks of the guest.
-pub fn ramps(plan: &Plan) -> Result<Value> {
+pub fn ramps(plan: &Plan) -> Result<LabVerdict> {
     let mut rows = Vec::new();
     for path in ["exit", "ioeventfd", "bpf"] {
         let options = [
@@ -82,12 +90,13 @@ pub fn ramps(plan: &Plan) -> Result<Value> {
         rows.push((path, median, row["values"].clone()));
     }
     let most = rows[0].1 + 3 * TICK_US;
-    let held = rows.iter().all(|(_, median, _)| *median <= most);
+    let soon = rows.iter().all(|(_, median, _)| *median <= most);
     let rows: Vec<_> = rows
         .into_iter()
         .map(|(path, median, values)| json!({ "path": path, "to_fmax_us": median, "values": values }))
         .collect();
-    Ok(json!({ "held": held, "at_most_us": most, "rows": rows }))
+    let figures = json!({ "at_most_us": most, "rows": rows });
+    Ok(LabVerdict::with_figures(figures).check("within three ticks of exit's", soon, &rows))
 }
 
 /// Runs the program with more options; its output, and its report.

@@ -9,7 +9,8 @@ use std::process::{Child, Command};
 use std::thread::sleep;
 
 use anyhow::{Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use super::{ANSWERED, answer};
 use crate::harness::leftovers::leftovers;
@@ -34,7 +35,7 @@ const REFUSED: &str = "server sent version -1";
 /// The clamp of a vCPU without a server.
 pub const FREE: (u32, u32) = (0, 1024);
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let setup = Setup {
         silent: true,
@@ -53,13 +54,14 @@ pub fn run() -> Result<Value> {
     let device = GuestDevice::of(&mut vm)?;
     let mut served = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
-        let mut row = answer(&mut vm, &device, vcpu, policy)?;
+        let row = answer(&mut vm, &device, vcpu, policy)?;
         let max = format!("poke {vcpu} {} {}", device.set_perf(vcpu), policy.max());
         vm.ask(max)?;
         sleep(ANSWERED);
         let (util, _) = vm.clamp(vcpu)?;
-        row["clamped"] = (util == policy.util(policy.max())).into();
-        served.push(row);
+        let clamped = util == policy.util(policy.max());
+        let row = row.check("it is clamped", clamped, util);
+        served.push(row.figure("clamped", clamped));
     }
     // The server has looked at the VM again.
     sleep(2 * SOON);
@@ -77,19 +79,35 @@ pub fn run() -> Result<Value> {
     Command::new("/bin/vcpufreq").arg("cleanup").status()?;
     fs::remove_dir(GROUP)?;
     let left = leftovers()?;
-    let held = served
-        .iter()
-        .all(|row| row["held"] == true && row["clamped"] == true)
-        && refused.contains(REFUSED)
-        && server_said.contains(NO_GROUPS)
-        && server_said.contains("isn't --pid")
-        && wrong_said.contains("another VM's")
-        && clamps.iter().all(|clamp| *clamp == FREE)
-        && left.is_empty();
-    Ok(json!({
-        "held": held, "served": served, "clamps_when_refused": clamps, "left": left,
+    let free = clamps.iter().all(|clamp| *clamp == FREE);
+    let figures = json!({
+        "clamps_when_refused": clamps, "left": left,
         "refused_qemu_said": refused, "server_said": server_said, "wrong_said": wrong_said, "qemu_said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .parts("served", served)
+        .check(
+            "another QEMU is refused",
+            refused.contains(REFUSED),
+            &refused,
+        )
+        .check(
+            "the server names groups",
+            server_said.contains(NO_GROUPS),
+            &server_said,
+        )
+        .check(
+            "the server names --pid",
+            server_said.contains("isn't --pid"),
+            &server_said,
+        )
+        .check(
+            "another VM's QMP is named",
+            wrong_said.contains("another VM's"),
+            &wrong_said,
+        )
+        .check("no clamp when refused", free, &clamps)
+        .check_none("nothing is left", &left))
 }
 
 /// Another QEMU at the same socket: its output when it ends by itself.

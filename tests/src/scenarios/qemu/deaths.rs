@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::host::begins;
 use crate::harness::leftovers::{left_soon, leftovers};
@@ -62,7 +63,7 @@ impl Victim {
     }
 }
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let setup = Setup {
         vmm: Vmm::Qemu,
@@ -84,12 +85,12 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let taken_over = taken_over(plan, &setup, &policies)?;
     begins(parts - 1, parts, "a server that is stopped");
     let stopped = stopped(plan, &setup, &policies)?;
-    let all = loaded.iter().chain([&taken_over, &stopped]);
-    let held = left.is_empty() && all.into_iter().all(|part| part["held"] == true);
-    Ok(json!({
-        "held": held, "kills": EARLY + LOADED + TAKEN_OVER, "left": left, "loaded": loaded,
-        "taken_over": taken_over, "stopped": stopped,
-    }))
+    let figures = json!({ "kills": EARLY + LOADED + TAKEN_OVER, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("nothing is left", &left)
+        .parts("loaded", loaded)
+        .part("taken_over", taken_over)
+        .part("stopped", stopped))
 }
 
 /// A moment, always the same for a round.
@@ -152,13 +153,13 @@ fn goes_on(vm: &mut Vm) -> Result<bool> {
     soon(|| Ok(vm.number("turns writes")? > turns))
 }
 
-fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result<Value> {
+fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result<LabVerdict> {
     let victim = Victim::of(round);
     let mut vm = plan.guest(setup)?;
     make_requests(&mut vm, policies)?;
     let clamped = soon(|| Ok(all_clamped(&clamps(&vm, policies)?)))?;
     sleep(drawn(EARLY + round, LOADED_MOMENTS));
-    let mut without = json!({ "held": true });
+    let mut without = None;
     if victim != Victim::Qemu {
         vm.kill_prefix()?;
     }
@@ -166,9 +167,12 @@ fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result
         let left = left_of_server()?;
         let after = clamps(&vm, policies)?;
         let goes_on = goes_on(&mut vm)?;
-        without = json!({
-            "held": all_free(&after) && goes_on, "clamps": after, "guest_goes_on": goes_on,
-        });
+        let figures = json!({ "clamps": after, "guest_goes_on": goes_on });
+        let free = all_free(&after);
+        let verdict = LabVerdict::with_figures(figures)
+            .check("all vCPUs are free", free, &after)
+            .check("the guest goes on", goes_on, ());
+        without = Some(verdict);
         vm.kill()?;
         left
     } else {
@@ -181,14 +185,20 @@ fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result
     if victim != Victim::Qemu {
         left.extend(left_after_cleanup()?);
     }
-    Ok(json!({
-        "held": clamped && without["held"] == true && left.is_empty(),
-        "killed": format!("{victim:?}"), "clamped": clamped, "without": without, "left": left,
-    }))
+    let figures = json!({
+        "killed": format!("{victim:?}"), "clamped": clamped, "left": left,
+    });
+    let mut verdict = LabVerdict::with_figures(figures)
+        .check("each vCPU was clamped", clamped, ())
+        .check_none("nothing is left", &left);
+    if let Some(without) = without {
+        verdict = verdict.part("without", without);
+    }
+    Ok(verdict)
 }
 
 /// One guest, and servers of which each but the last is killed.
-fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
+fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<LabVerdict> {
     let mut server = ServeProcess::start(setup)?;
     let mut vm = Vm::spawn(&mut qemu_at(SOCKET, setup))?;
     vm.expect("@ready", BOOT)?;
@@ -219,10 +229,13 @@ fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> 
     let said = vm.quit()?;
     let server_said = server.stop()?;
     let left = left_soon()?;
-    Ok(json!({
-        "held": wrong.is_empty() && left.is_empty(), "servers_killed": TAKEN_OVER, "wrong": wrong,
+    let figures = json!({
+        "servers_killed": TAKEN_OVER, "wrong": wrong,
         "left": left, "said": said, "last_server_said": server_said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no round is wrong", &wrong)
+        .check_none("nothing is left", &left))
 }
 
 /// What is left soon of a server, but for [`UNGUARDED`] files.
@@ -246,7 +259,7 @@ fn left_after_cleanup() -> Result<Vec<String>> {
 
 /// Requests of a guest whose server is stopped end at once; the last one is carried out when it
 /// goes on.
-fn stopped(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
+fn stopped(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<LabVerdict> {
     let mut vm = plan.guest(setup)?;
     // So that the guest's kernel requests nothing.
     set_governor(&mut vm, 0, "userspace")?;
@@ -276,16 +289,25 @@ fn stopped(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
         sleep(SOON);
         let (util, _) = vm.clamp(0)?;
         vm.ask(format!("poke 0 {set_perf} {min}"))?;
-        rows.push(json!({
-            "held": answered < STOPPED && ns <= REQUESTS * BOUND_NS && util == policy.util(max),
+        let figures = json!({
             "requests": REQUESTS, "virtual_ns_each": ns / REQUESTS, "bound_ns_each": BOUND_NS,
             "answered_ms": answered.as_millis(), "clamps_while_stopped": while_stopped,
             "clamp_after": util,
-        }));
+        });
+        let row = LabVerdict::with_figures(figures)
+            .check(
+                "the guest goes on while it is stopped",
+                answered < STOPPED,
+                answered,
+            )
+            .check("requests cost no more", ns <= REQUESTS * BOUND_NS, ns)
+            .check_eq("the last one is in force later", &util, policy.util(max));
+        rows.push(row);
     }
     let said = vm.quit()?;
-    let held = rows.iter().all(|row| row["held"] == true);
-    Ok(json!({ "held": held, "stops": rows, "said": said }))
+    Ok(LabVerdict::default()
+        .parts("stops", rows)
+        .figure("said", said))
 }
 
 fn clamps(vm: &Vm, policies: &[Policy]) -> Result<Vec<(u32, u32)>> {

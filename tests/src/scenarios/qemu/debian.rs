@@ -10,7 +10,8 @@ use std::process::Command;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::insmod;
 use crate::harness::guest_shell::ask;
@@ -42,7 +43,7 @@ const HOST: &str = "10.0.2.2";
 const ADDRESS: &str = "10.0.2.15";
 const MEM_MIB: u32 = 384;
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let setup = Setup {
         vmm: Vmm::Qemu,
@@ -70,16 +71,18 @@ pub fn run() -> Result<Value> {
     }
     let said = vm.quit()?;
     let wrong = rows.iter().filter(|row| !row.exact()).count();
-    let held = system["held"] == true && network["held"] == true && wrong == 0;
-    Ok(json!({
-        "held": held, "system": system, "network": network, "driver": driver,
-        "opps_checked": rows.len(), "opps_wrong": wrong,
+    let figures = json!({
+        "driver": driver, "opps_checked": rows.len(), "opps_wrong": wrong,
         "rows": rows.iter().map(SweepRow::json).collect::<Vec<_>>(), "said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .part("system", system)
+        .part("network", network)
+        .check_eq("no OPP is wrong", &wrong, 0))
 }
 
 /// Whether it is Debian's, from the disk, with nothing failed; and the disk can be written.
-fn system(vm: &mut Vm) -> Result<Value> {
+fn system(vm: &mut Vm) -> Result<LabVerdict> {
     let name = ask(vm, ". /etc/os-release; echo $PRETTY_NAME")?;
     let root = ask(vm, "findmnt -no SOURCE,FSTYPE /")?;
     let init = ask(vm, "readlink /proc/1/exe")?;
@@ -87,20 +90,26 @@ fn system(vm: &mut Vm) -> Result<Value> {
     let written = ask(vm, "echo here > /root/file && sync && cat /root/file")?;
     let loaded = ask(vm, "cut -d ' ' -f 1 /proc/modules")?;
     let loaded = loaded.lines().any(|module| module == "vcpufreq_guest");
-    let held = name.contains("Debian")
-        && root.split_whitespace().eq(["/dev/vda", "ext4"])
-        && init.trim().ends_with("/systemd")
-        && failed.is_empty()
-        && written.trim() == "here"
-        && loaded;
-    Ok(json!({
-        "held": held, "name": name.trim(), "root": root.trim(), "init": init.trim(),
+    let on_disk = root.split_whitespace().eq(["/dev/vda", "ext4"]);
+    let figures = json!({
+        "name": name.trim(), "root": root.trim(), "init": init.trim(),
         "failed": failed, "driver_loaded_by_udev": loaded,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("it is Debian", name.contains("Debian"), &name)
+        .check("its root is a disk", on_disk, &root)
+        .check(
+            "its init is systemd",
+            init.trim().ends_with("/systemd"),
+            &init,
+        )
+        .check("no unit failed", failed.is_empty(), &failed)
+        .check("its disk is written", written.trim() == "here", &written)
+        .check("udev loads the driver", loaded, ()))
 }
 
 /// Whether it has an address, and reaches the host.
-fn network(vm: &mut Vm) -> Result<Value> {
+fn network(vm: &mut Vm) -> Result<LabVerdict> {
     let mut loopback = Command::new("/bin/busybox");
     let status = loopback.args(["ifconfig", "lo", "up"]);
     ensure!(status.status()?.success(), "no loopback interface");
@@ -115,6 +124,9 @@ fn network(vm: &mut Vm) -> Result<Value> {
     let fetch = format!("bash -c 'cat < /dev/tcp/{HOST}/{port}'");
     let fetched = ask(vm, &fetch)?;
     let sent = sent.join().is_ok_and(|sent| sent.is_ok());
-    let held = address.contains(ADDRESS) && fetched == WORD && sent;
-    Ok(json!({ "held": held, "address": address.trim(), "fetched": fetched }))
+    let figures = json!({ "address": address.trim(), "fetched": fetched });
+    Ok(LabVerdict::with_figures(figures)
+        .check("it has an address", address.contains(ADDRESS), &address)
+        .check_eq("it fetches the word", &fetched, WORD)
+        .check("the word was sent", sent, ()))
 }

@@ -5,7 +5,8 @@
 //! power, and the host follows its requests.
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::host::begins;
 use crate::harness::leftovers::left_soon;
@@ -75,7 +76,7 @@ const BOOT_WAYS: [BootWay; 3] = [
     },
 ];
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let differ = policies
         .iter()
@@ -94,12 +95,14 @@ pub fn run(plan: &Plan) -> Result<Value> {
         rows.push(boot.row(plan, &setup, &policies).context(boot.name)?);
     }
     let left = left_soon()?;
-    let held = left.is_empty() && rows.iter().all(|row| row["held"] == true);
-    Ok(json!({ "held": held, "boots": rows, "left": left }))
+    Ok(LabVerdict::default()
+        .check_none("nothing is left", &left)
+        .parts("boots", rows)
+        .figure("left", left))
 }
 
 impl BootWay {
-    fn row(&self, plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<Value> {
+    fn row(&self, plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<LabVerdict> {
         let mut vm = Vm::boot_prepared(setup, |qemu| {
             qemu.args(self.options);
         })?;
@@ -117,17 +120,30 @@ impl BootWay {
             .zip(&after)
             .all(|(own, guest)| own.abs_diff(*guest) <= 1);
         let tree = said.contains("capacities, OPPs and energy in its device tree");
-        let held = equal == self.seen.acpi
-            && tree != self.seen.acpi
-            && close
-            && seen == self.seen
-            && wrong.is_empty()
-            && follows.is_ok();
-        Ok(json!({
-            "held": held, "boot": self.name, "seen": format!("{seen:?}"), "capacities": after,
-            "capacities_before_the_driver": before, "wrong_levels": wrong, "follows": follows.err(),
+        let figures = json!({
+            "boot": self.name, "seen": format!("{seen:?}"), "capacities": after,
+            "capacities_before_the_driver": before, "wrong_levels": wrong, "follows": follows.as_ref().err(),
             "said": said,
-        }))
+        });
+        Ok(LabVerdict::with_figures(figures)
+            .check(
+                "by ACPI all are equal before the driver",
+                equal == self.seen.acpi,
+                &before,
+            )
+            .check(
+                "a device tree is told of, or ACPI",
+                tree != self.seen.acpi,
+                &said,
+            )
+            .check("capacities are the host's", close, &after)
+            .check(
+                "it boots as it was to",
+                seen == self.seen,
+                format!("{seen:?}"),
+            )
+            .check_none("levels are right", &wrong)
+            .check("the host follows", follows.is_ok(), follows.err()))
     }
 }
 

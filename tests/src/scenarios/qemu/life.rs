@@ -7,7 +7,8 @@ use std::fs;
 use std::thread::sleep;
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::kexec;
 use crate::harness::leftovers::left_soon;
@@ -29,7 +30,7 @@ const ASLEEP: u64 = 4;
 /// The clamp of a vCPU that requests nothing.
 const FREE: (u32, u32) = (0, 1024);
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let mut setup = plan
         .mirroring(&first_cpus(&policies))
@@ -75,19 +76,22 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let said = vm.quit()?;
     let left = left_soon()?;
     let stayed = after_reset == before && !before.contains(&FREE);
-    let held = left.is_empty() && stayed && life.story.iter().all(|step| step["held"] == true);
-    Ok(json!({
-        "held": held, "story": life.story, "left": left, "said": said,
+    let figures = json!({
+        "left": left, "said": said,
         "pluggable_cpus": pluggable.unwrap_or_else(|why| format!("{why:#}").into()),
         "clamps_before_reset": before, "clamps_after_reset": after_reset,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("nothing is left", &left)
+        .check("clamps stay over a reset", stayed, (&before, &after_reset))
+        .parts("story", life.story))
 }
 
 /// What has happened so far.
 struct GuestLife<'a> {
     plan: &'a Plan,
     policies: &'a [Policy],
-    story: Vec<Value>,
+    story: Vec<LabVerdict>,
 }
 
 impl GuestLife<'_> {
@@ -95,11 +99,13 @@ impl GuestLife<'_> {
     /// nothing.
     fn tell(&mut self, what: &str, vm: &mut Vm, meanwhile: Vec<(u32, u32)>) -> Result<()> {
         let follows = follows(vm, self.policies);
-        let held = follows.is_ok() && meanwhile.iter().all(|clamp| *clamp == FREE);
-        let wrong = follows.err().map(|error| format!("{error:#}"));
-        self.story.push(json!({
-            "what": what, "held": held, "clamps_meanwhile": meanwhile, "wrong": wrong,
-        }));
+        let free = meanwhile.iter().all(|clamp| *clamp == FREE);
+        let wrong = follows.as_ref().err().map(|error| format!("{error:#}"));
+        let figures = json!({ "what": what, "clamps_meanwhile": meanwhile, "wrong": wrong });
+        let step = LabVerdict::with_figures(figures)
+            .check("the host follows", follows.is_ok(), (what, wrong))
+            .check("no clamp meanwhile", free, (what, meanwhile));
+        self.story.push(step);
         Ok(())
     }
 

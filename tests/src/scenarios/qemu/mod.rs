@@ -18,8 +18,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_host::{SchedAttr, Tid};
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::leftovers::own_cgroups;
 use crate::harness::plan::{GuestDevice, cur_perf, first_cpus, last_of};
@@ -46,7 +47,7 @@ const FREE: (u32, u32) = (0, 1024);
 /// and one that it has of its own, which no request here sets.
 const OWN: (u32, u32) = (128, 768);
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let pins = first_cpus(&policies);
     let setup = Setup {
@@ -65,7 +66,7 @@ pub fn run() -> Result<Value> {
     let device = GuestDevice::of(&mut vm)?;
     let answers = policies.iter().enumerate();
     let answers = answers.map(|(vcpu, policy)| answer(&mut vm, &device, vcpu, policy));
-    let answers: Vec<Value> = answers.collect::<Result<_>>()?;
+    let answers: Vec<LabVerdict> = answers.collect::<Result<_>>()?;
     let (last, policy) = last_of(&policies)?;
     let accesses = accesses(&mut vm, &device, last, policy)?;
     let memory = json!({
@@ -92,17 +93,18 @@ pub fn run() -> Result<Value> {
         guest.freed_by_killed(&setup.clone().with(&["--actuator", "thread"]))?,
     ];
     let said = vm.quit()?;
-    let held = allowed == setup.pins
-        && freed.iter().all(|freed| freed["as_before"] == true)
-        && answers.iter().all(|answer| answer["held"] == true)
-        && accesses["held"] == true
-        && said.is_empty()
-        && counted.iter().all(|counted| *counted);
-    Ok(json!({
-        "held": held, "boot_virtual_ms": boot_ms, "pinned": allowed, "answers": answers,
-        "accesses": accesses, "counted_once": counted, "memory": memory, "freed": freed,
-        "qemu_said": said,
-    }))
+    let once = counted.iter().all(|counted| *counted);
+    let figures = json!({
+        "boot_virtual_ms": boot_ms, "pinned": allowed,
+        "counted_once": counted, "memory": memory, "qemu_said": said,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("each vCPU is pinned", &allowed, setup.pins)
+        .parts("freed", freed.into())
+        .parts("answers", answers)
+        .part("accesses", accesses)
+        .check("QEMU says nothing", said.is_empty(), &said)
+        .check("each request is counted once", once, &counted))
 }
 
 /// A guest whose servers come and go.
@@ -115,7 +117,11 @@ struct ServedGuest<'a> {
 impl ServedGuest<'_> {
     /// Whether each vCPU's thread is clamped while it requests something, and has the clamp `before`
     /// when `end` has ended the server; no cgroup is left then.
-    fn freed(&mut self, before: (u32, u32), end: impl FnOnce() -> Result<String>) -> Result<Value> {
+    fn freed(
+        &mut self,
+        before: (u32, u32),
+        end: impl FnOnce() -> Result<String>,
+    ) -> Result<LabVerdict> {
         for (vcpu, policy) in self.policies.iter().enumerate() {
             let set_perf = self.device.set_perf(vcpu);
             self.vm
@@ -126,18 +132,20 @@ impl ServedGuest<'_> {
         let said = end()?;
         let after = self.clamps(&|_| before)?;
         let groups = settled(SOON, own_cgroups, Vec::is_empty)?;
-        let held = served.iter().copied().eq(self.policies.iter().map(wanted))
-            && after.iter().all(|clamp| *clamp == before)
-            && groups.is_empty();
-        Ok(json!({
-            "as_before": held, "while_served": served, "after": after, "cgroups_left": groups,
-            "server_said": said,
-        }))
+        let clamped = served.iter().copied().eq(self.policies.iter().map(wanted));
+        let as_before = after.iter().all(|clamp| *clamp == before);
+        let figures = json!({
+            "while_served": served, "after": after, "cgroups_left": groups, "server_said": said,
+        });
+        Ok(LabVerdict::with_figures(figures)
+            .check("clamped while it is served", clamped, &served)
+            .check("then as before", as_before, &after)
+            .check_none("no cgroup is left", &groups))
     }
 
     /// The same of a server that takes the VM over, whose threads have clamps of their own, and is
     /// killed. Nothing but what its guardian puts back frees them.
-    fn freed_by_killed(&mut self, setup: &Setup) -> Result<Value> {
+    fn freed_by_killed(&mut self, setup: &Setup) -> Result<LabVerdict> {
         let (min, max) = OWN;
         for vcpu in 0..self.policies.len() {
             let tid = Tid::new(self.vm.vcpu_tid(vcpu)?).context("a thread's number")?;
@@ -158,18 +166,20 @@ impl ServedGuest<'_> {
 }
 
 /// A vCPU asks for its highest OPP, and for its lowest, and reads them.
-fn answer(vm: &mut Vm, device: &GuestDevice, vcpu: usize, policy: &Policy) -> Result<Value> {
+fn answer(vm: &mut Vm, device: &GuestDevice, vcpu: usize, policy: &Policy) -> Result<LabVerdict> {
     let mut read = Vec::new();
     for khz in [policy.max(), policy.min()] {
         vm.ask(format!("poke {vcpu} {} {khz}", device.set_perf(vcpu)))?;
         sleep(ANSWERED);
         read.push(cur_perf(vm, device.base, vcpu)?);
     }
-    Ok(json!({ "held": read == [policy.max(), policy.min()], "read": read }))
+    let ends = [policy.max(), policy.min()];
+    let figures = json!({ "read": read });
+    Ok(LabVerdict::with_figures(figures).check_eq("it reads what it asks for", &read, ends))
 }
 
 /// Which of a vCPU's accesses leave the guest, and KVM; and what they cost.
-fn accesses(vm: &mut Vm, device: &GuestDevice, vcpu: usize, policy: &Policy) -> Result<Value> {
+fn accesses(vm: &mut Vm, device: &GuestDevice, vcpu: usize, policy: &Policy) -> Result<LabVerdict> {
     let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
     let opps = opps.join(" ");
     let (bell, _) = device.bell.context("a device without a doorbell")?;
@@ -186,16 +196,31 @@ fn accesses(vm: &mut Vm, device: &GuestDevice, vcpu: usize, policy: &Policy) -> 
     let control = exits.stop()?;
     let memory = seen.at(device.base - PAGE..read + PAGE);
     let accesses = |trapped, exited| TracedAccesses { trapped, exited };
-    let held = memory == accesses(0, 0)
-        && seen.at(bell..bell + 4) == accesses(MANY, 0)
-        && control.at(bell..bell + 4) == accesses(FEW, FEW)
-        && [&seen, &control].into_iter().all(agrees);
-    Ok(json!({
-        "held": held, "reads": MANY, "requests": MANY, "of_both": seen.json(),
+    let of_bell = |seen: &SeenExits| seen.at(bell..bell + 4);
+    let agree = [&seen, &control].into_iter().all(agrees);
+    let figures = json!({
+        "reads": MANY, "requests": MANY, "of_both": seen.json(),
         "absent_peer": control.json(), "kvm_counts_exits": seen.mmio_exit_user,
         "read_virtual_ns_median_p99": read_ns, "load_virtual_ns_median_p99": load_ns,
         "request_virtual_ns_median_p99": request_ns,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "no access to memory leaves",
+            memory == accesses(0, 0),
+            seen.json(),
+        )
+        .check(
+            "no doorbell exits",
+            of_bell(&seen) == accesses(MANY, 0),
+            seen.json(),
+        )
+        .check(
+            "an absent peer's does",
+            of_bell(&control) == accesses(FEW, FEW),
+            control.json(),
+        )
+        .check("KVM counts as many", agree, (seen.json(), control.json())))
 }
 
 /// KVM counts as many exits as were traced.

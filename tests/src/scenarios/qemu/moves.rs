@@ -8,6 +8,7 @@ use std::thread::sleep;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::control::FREE;
 use crate::harness::leftovers::{left_soon, leftovers};
@@ -26,7 +27,7 @@ const DISK: &str = "/run/snapshots.qcow2";
 const SERVERS_QMP: &str = "/run/server.qmp";
 const MOVES_BY: &str = "unix:/run/moves";
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let [source, target] = [false, true].map(|last| Setup {
         vmm: Vmm::Qemu,
@@ -57,13 +58,18 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let target_said = next.quit()?;
     let heard = heard(&source, &target, &policies).context("with a control socket")?;
     let left = left_soon()?;
-    Ok(json!({
-        "held": loaded["held"] == true && migrated["held"] == true && follows.is_ok()
-            && paused["held"] == true && heard["held"] == true && source_left.is_empty() && left.is_empty(),
-        "loaded": loaded, "migrated": migrated, "follows": follows.err(),
-        "source_while_paused": paused, "with_control_socket": heard, "source_left": source_left, "left": left,
+    let figures = json!({
+        "follows": follows.as_ref().err(), "source_left": source_left, "left": left,
         "source_said": source_said, "target_said": target_said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .part("loaded", loaded)
+        .part("migrated", migrated)
+        .check("the host follows", follows.is_ok(), follows.err())
+        .part("source_while_paused", paused)
+        .part("with_control_socket", heard)
+        .check_none("nothing of the source is left", &source_left)
+        .check_none("nothing is left", &left))
 }
 
 /// A QEMU to which a guest can be migrated.
@@ -79,7 +85,7 @@ fn incoming(target: &Setup) -> Result<Vm> {
 
 /// Migrates a guest whose server hears QEMU at its control socket: nothing is clamped any more where it
 /// was.
-fn heard(source: &Setup, target: &Setup, policies: &[Policy]) -> Result<Value> {
+fn heard(source: &Setup, target: &Setup, policies: &[Policy]) -> Result<LabVerdict> {
     let server = ServeProcess::start(&source.clone().with(&["--qmp", SERVERS_QMP]))?;
     let mut qemu = qemu_at(SOCKET, source);
     qmp::listen(&mut qemu, SERVERS_QMP);
@@ -103,11 +109,12 @@ fn heard(source: &Setup, target: &Setup, policies: &[Policy]) -> Result<Value> {
     let migrated = in_force(&next, policies, Policy::max)?;
     qmp.ask("quit", json!({}))?;
     let said = [vm.finish(0)?, server.stop()?, next.quit()?];
-    Ok(json!({
-        "held": before["held"] == true && migrated["held"] == true
-            && clamps.iter().all(|clamp| *clamp == FREE),
-        "before": before, "migrated": migrated, "source_clamps": clamps, "said": said,
-    }))
+    let free = clamps.iter().all(|clamp| *clamp == FREE);
+    let figures = json!({ "source_clamps": clamps, "said": said });
+    Ok(LabVerdict::with_figures(figures)
+        .part("before", before)
+        .part("migrated", migrated)
+        .check("the source's vCPUs are free", free, &clamps))
 }
 
 /// Of each policy the first pCPU, or the last one.
@@ -120,7 +127,7 @@ pub fn pcpus(policies: &[Policy], last: bool) -> Vec<u32> {
 }
 
 /// Loads a snapshot of a guest that had requested its highest OPPs, and requests its lowest.
-fn snapshot(vm: &mut Vm, qmp: &mut QmpClient, policies: &[Policy]) -> Result<Value> {
+fn snapshot(vm: &mut Vm, qmp: &mut QmpClient, policies: &[Policy]) -> Result<LabVerdict> {
     const SIZE: u64 = 1 << 30;
     qmp.job(
         "blockdev-create",
@@ -146,9 +153,9 @@ fn snapshot(vm: &mut Vm, qmp: &mut QmpClient, policies: &[Policy]) -> Result<Val
         qmp.ask("blockdev-del", json!({ "node-name": node }))?;
     }
     std::fs::remove_file(DISK)?;
-    Ok(json!({
-        "held": before["held"] == true && after["held"] == true, "before": before, "after": after,
-    }))
+    Ok(LabVerdict::default()
+        .part("before", before)
+        .part("after", after))
 }
 
 /// Requests that of each vCPU.
@@ -161,10 +168,18 @@ pub fn request(vm: &mut Vm, policies: &[Policy], khz: fn(&Policy) -> u32) -> Res
 }
 
 /// Whether each vCPU has the clamp of a request for that.
-pub fn in_force(vm: &Vm, policies: &[Policy], khz: fn(&Policy) -> u32) -> Result<Value> {
+pub fn in_force(vm: &Vm, policies: &[Policy], khz: fn(&Policy) -> u32) -> Result<LabVerdict> {
     let clamps = (0..policies.len()).map(|vcpu| vm.clamp(vcpu));
     let clamps: Vec<(u32, u32)> = clamps.collect::<Result<_>>()?;
     let wanted = policies.iter().map(|policy| policy.util(khz(policy)));
-    let held = wanted.eq(clamps.iter().map(|clamp| clamp.0));
-    Ok(json!({ "held": held, "clamps": clamps }))
+    let in_force = wanted.eq(clamps.iter().map(|clamp| clamp.0));
+    Ok(LabVerdict::default()
+        .check("requests are in force", in_force, &clamps)
+        .figure(
+            "clamps",
+            clamps
+                .into_iter()
+                .map(|clamp| json!(clamp))
+                .collect::<Value>(),
+        ))
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
+use vcpufreq_tests::LabVerdict;
 
 use super::control::FREE;
 use super::{MANY, agrees};
@@ -46,10 +47,7 @@ const REFUSED: &str = "give its memory object share=on";
 const IDLE: Duration = Duration::from_secs(10);
 const MOST_WAKEUPS: u64 = 250;
 
-/// Whether a part of the scenario is as it should be, and what was seen.
-type CheckedPart = (bool, Value);
-
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let free = Setup {
         vmm: Vmm::Qemu,
@@ -77,20 +75,22 @@ pub fn run() -> Result<Value> {
     // One that fails doesn't hide the others.
     let own = OWN_MEMORY.map(|memory| {
         let row = own(&setup, memory, &policies);
-        row.unwrap_or_else(|error| (false, json!(format!("{error:#}"))))
+        row.unwrap_or_else(|error| LabVerdict::broken_off(&format!("{error:#}")))
     });
     let refused = refused(&setup)?;
     let wrong = rows.iter().filter(|row| !row.exact()).map(SweepRow::json);
     let wrong: Vec<Value> = wrong.collect();
-    let parts = [&accesses, &idle, &taken_over, &refused];
-    let held = wrong.is_empty()
-        && allowed == setup.pins
-        && parts.into_iter().chain(&own).all(|(held, _)| *held);
-    Ok(json!({
-        "held": held, "requests_checked": rows.len(), "wrong": wrong, "pinned": allowed,
-        "accesses": accesses, "idle": idle, "taken_over": taken_over, "own_memory": own,
-        "private_memory": refused,
-    }))
+    let figures = json!({
+        "requests_checked": rows.len(), "wrong": wrong, "pinned": allowed,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no request is wrong", &wrong)
+        .check_eq("each vCPU is pinned", &allowed, setup.pins)
+        .part("accesses", accesses)
+        .part("idle", idle)
+        .part("taken_over", taken_over)
+        .parts("own_memory", own.into())
+        .part("private_memory", refused))
 }
 
 /// A guest with the kernel's driver, and with this memory object if one is named.
@@ -113,7 +113,7 @@ fn with_memory(qemu: &mut Command, memory: Option<&str>) {
 }
 
 /// How often the thread that reads requests wakes beside a guest that idles.
-fn idle(vm: &Vm) -> Result<CheckedPart> {
+fn idle(vm: &Vm) -> Result<LabVerdict> {
     let process = vm.vm_process().context("no process of the VM")?;
     let reader = threads(process)?.into_iter();
     let mut reader = reader.filter(|(_, name)| name == "requests");
@@ -125,12 +125,13 @@ fn idle(vm: &Vm) -> Result<CheckedPart> {
     let before = wakeups()?;
     sleep(IDLE);
     let wakeups = wakeups()? - before;
-    let seen = json!({ "wakeups": wakeups, "seconds": IDLE.as_secs() });
-    Ok((wakeups <= MOST_WAKEUPS, seen))
+    let figures = json!({ "wakeups": wakeups, "seconds": IDLE.as_secs() });
+    let seldom = wakeups <= MOST_WAKEUPS;
+    Ok(LabVerdict::with_figures(figures).check("it seldom wakes", seldom, wakeups))
 }
 
 /// The clamps after requests for the highest OPPs, and whether they are for those.
-fn requested(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<CheckedPart> {
+fn requested(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<LabVerdict> {
     let mut clamps = Vec::new();
     for (vcpu, policy) in policies.iter().enumerate() {
         // Another governor's request would take the place of these.
@@ -141,8 +142,9 @@ fn requested(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<C
             clamps.push((vm.settled_clamp(vcpu, (util, util))?, util));
         }
     }
-    let held = clamps.iter().all(|(clamp, util)| *clamp == (*util, *util));
-    Ok((held, json!({ "clamps_and_wanted": clamps })))
+    let right = clamps.iter().all(|(clamp, util)| *clamp == (*util, *util));
+    let figures = json!({ "clamps_and_wanted": clamps });
+    Ok(LabVerdict::with_figures(figures).check("requests are in force", right, &clamps))
 }
 
 /// After kill -9 of the server its clamps are gone, and the next one's are there. When that ends,
@@ -152,7 +154,7 @@ fn taken_over(
     device: &GuestDevice,
     policies: &[Policy],
     setup: Setup,
-) -> Result<CheckedPart> {
+) -> Result<LabVerdict> {
     vm.kill_prefix()?;
     let free = |vm: &Vm| {
         let clamps = (0..policies.len()).map(|vcpu| vm.settled_clamp(vcpu, FREE));
@@ -160,37 +162,36 @@ fn taken_over(
     };
     let killed = free(vm)?;
     let server = ServeProcess::start(&setup.with(&["--pid", &vm.pid().to_string()]))?;
-    let (were_right, requested) = requested(vm, device, policies)?;
+    let requested = requested(vm, device, policies)?;
     let said = server.stop()?;
     let after = free(vm)?;
     let read = (0..policies.len()).map(|vcpu| cur_perf(vm, device.base, vcpu));
     let read: Vec<u32> = read.collect::<Result<_>>()?;
     let most = policies.iter().map(Policy::max);
-    let held = were_right
-        && read.into_iter().eq(most)
-        && [&killed, &after]
-            .into_iter()
-            .flatten()
-            .all(|clamp| *clamp == FREE);
-    let seen = json!({ "requested": requested, "clamps_after": [killed, after], "said": said });
-    Ok((held, seen))
+    let mut all = [&killed, &after].into_iter().flatten();
+    let free = all.all(|clamp| *clamp == FREE);
+    let reads_most = read.iter().copied().eq(most);
+    let figures = json!({ "clamps_after": [killed, after], "said": said });
+    Ok(LabVerdict::with_figures(figures)
+        .part("requested", requested)
+        .check("each vCPU reads the maximum", reads_most, &read)
+        .check("no clamp without a server", free, [&killed, &after]))
 }
 
 /// A guest of a QEMU with this memory object.
-fn own(setup: &Setup, memory: &str, policies: &[Policy]) -> Result<CheckedPart> {
+fn own(setup: &Setup, memory: &str, policies: &[Policy]) -> Result<LabVerdict> {
     let is_huge = memory.contains("hugetlb");
     sysfs::write(HUGE, if is_huge { HUGE_PAGES } else { 0 })?;
     let mut vm = booted(setup, Some(memory))?;
     let device = GuestDevice::of(&mut vm)?;
-    let (held, mut row) = requested(&mut vm, &device, policies)?;
-    row["memory"] = memory.into();
-    row["said"] = vm.quit()?.into();
+    let row = requested(&mut vm, &device, policies)?;
+    let row = row.figure("memory", memory).figure("said", vm.quit()?);
     sysfs::write(HUGE, 0)?;
-    Ok((held, row))
+    Ok(row)
 }
 
 /// A QEMU with private memory: it ends, with a line.
-fn refused(setup: &Setup) -> Result<CheckedPart> {
+fn refused(setup: &Setup) -> Result<LabVerdict> {
     let mut qemu = vmm::command(setup);
     with_memory(&mut qemu, Some(PRIVATE));
     let ended = qemu.stdin(Stdio::null()).output()?;
@@ -198,8 +199,11 @@ fn refused(setup: &Setup) -> Result<CheckedPart> {
     let named = said.lines().filter(|line| line.contains(REFUSED)).count();
     let left = left_soon()?;
     let code = ended.status.code();
-    let seen = json!({ "said": said, "left": left, "exit_code": code });
-    Ok((named == 1 && code == Some(2) && left.is_empty(), seen))
+    let figures = json!({ "said": said, "left": left, "exit_code": code });
+    Ok(LabVerdict::with_figures(figures)
+        .check("it is named once", named == 1, &said)
+        .check_eq("the exit code", &code, Some(2))
+        .check_none("nothing is left", &left))
 }
 
 /// Requests at each OPP, just below and just above it, and the OPP that each is for. A clamp has 1,024
@@ -222,7 +226,7 @@ fn a_step_above(policy: &Policy, opp: u32) -> u32 {
 }
 
 /// Which of a vCPU's accesses leave the guest.
-fn accesses(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<CheckedPart> {
+fn accesses(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<LabVerdict> {
     let (vcpu, policy) = last_of(policies)?;
     let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
     let (read, write) = (device.cur_perf(vcpu), device.set_perf(vcpu));
@@ -233,15 +237,16 @@ fn accesses(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<Ch
     let pages = device.base..read + PAGE;
     // The console's registers do.
     let others = seen.all().trapped;
-    let held = device.bell.is_none()
-        && seen.at(pages) == TracedAccesses::default()
-        && agrees(&seen)
-        && others > 0;
-    let seen = json!({
+    let none = seen.at(pages) == TracedAccesses::default();
+    let figures = json!({
         "reads": MANY, "requests": MANY, "trapped_elsewhere": others,
         "of_both": seen.json(), "kvm_counts_exits": seen.mmio_exit_user,
     });
-    Ok((held, seen))
+    Ok(LabVerdict::with_figures(figures)
+        .check("there is no doorbell", device.bell.is_none(), ())
+        .check("no access leaves", none, seen.json())
+        .check("KVM counts as many", agrees(&seen), seen.json())
+        .check("others leave", others > 0, others))
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use std::thread::sleep;
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use super::{ANSWERED, answer};
 use crate::harness::leftovers::leftovers;
@@ -28,7 +29,7 @@ const CONFIG: &str = "/etc/vcpufreq";
 /// Files that are kept of a VM: memory, connection, and a doorbell for each vCPU.
 const KEPT: usize = 2;
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let pins = first_cpus(&policies);
     write_config(&pins)?;
@@ -50,17 +51,19 @@ pub fn run() -> Result<Value> {
     systemctl(&["stop", SOCKET_UNIT, SERVICE])?;
     let left = leftovers()?;
     let rounds = [&first, &restarted, &killed];
-    let servers: Vec<_> = rounds.iter().map(|round| &round["server"]).collect();
+    let servers = rounds.map(|round| round.get("server").clone());
     let differ = servers[0] != servers[1] && servers[1] != servers[2];
-    let held = idle == "inactive"
-        && differ
-        && kept == "0"
-        && left.is_empty()
-        && rounds.iter().all(|round| round["held"] == true);
-    Ok(json!({
-        "held": held, "before_the_vmm": idle, "first": first, "restarted": restarted,
-        "killed": killed, "kept_after_the_end": kept, "left": left, "qemu_said": qemu_said,
-    }))
+    let figures = json!({
+        "before_the_vmm": idle, "kept_after_the_end": kept, "left": left, "qemu_said": qemu_said,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("no server before a VMM", &idle, "inactive")
+        .check("each round has its server", differ, &servers)
+        .check_eq("nothing is kept after the end", &kept, "0")
+        .check_none("nothing is left", &left)
+        .part("first", first)
+        .part("restarted", restarted)
+        .part("killed", killed))
 }
 
 fn write_config(pins: &[u32]) -> Result<()> {
@@ -76,7 +79,7 @@ fn write_config(pins: &[u32]) -> Result<()> {
 }
 
 /// Each vCPU is answered, and has the clamp that it has asked for.
-fn round(vm: &mut Vm, policies: &[Policy]) -> Result<Value> {
+fn round(vm: &mut Vm, policies: &[Policy]) -> Result<LabVerdict> {
     until("ActiveState", "active")?;
     let stored = (KEPT + policies.len()).to_string();
     let kept = until("NFileDescriptorStore", &stored)?;
@@ -104,13 +107,12 @@ fn round(vm: &mut Vm, policies: &[Policy]) -> Result<Value> {
             policy.min()
         ))?;
     }
-    let held = kept == stored
-        && answers.iter().all(|answer| answer["held"] == true)
-        && clamps.iter().all(|clamped| *clamped);
-    Ok(json!({
-        "held": held, "server": show("MainPID")?, "answers": answers,
-        "clamped": clamps, "kept": kept,
-    }))
+    let clamped = clamps.iter().all(|clamped| *clamped);
+    let figures = json!({ "server": show("MainPID")?, "clamped": clamps, "kept": kept });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("systemd keeps the VM's files", &kept, stored)
+        .parts("answers", answers)
+        .check("each vCPU is clamped", clamped, &clamps))
 }
 
 /// A property of the service once it has this value, or in the end.

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::leftovers::CGROUPS;
 use crate::harness::sysfs;
@@ -45,20 +46,21 @@ impl VcpuGroup {
         })
     }
 
-    /// Whether it is libvirt's, and clamps the vCPU.
-    pub fn held(&self) -> bool {
-        let vcpu = format!("vcpu{}", self.vcpu);
-        self.path.ends_with(vcpu) && self.own != FREE && self.own == self.clamp
-    }
-
     pub fn exists(&self) -> bool {
         self.path.exists()
     }
 
-    pub fn json(&self) -> Value {
-        json!({
-            "held": self.held(), "group": self.path, "own": self.own, "in_force": self.clamp,
-        })
+    pub fn verdict(&self) -> LabVerdict {
+        let figures = json!({ "group": self.path, "own": self.own, "in_force": self.clamp });
+        let vcpu = format!("vcpu{}", self.vcpu);
+        LabVerdict::with_figures(figures)
+            .check("it is libvirt's", self.path.ends_with(vcpu), &self.path)
+            .check("it clamps", self.own != FREE, self.own)
+            .check(
+                "its clamp is in force",
+                self.own == self.clamp,
+                (self.own, self.clamp),
+            )
     }
 }
 

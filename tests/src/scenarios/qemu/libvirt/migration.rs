@@ -8,6 +8,7 @@ use std::thread::sleep;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::daemon::Daemon;
 use super::domain::{self, LibvirtDomain, STARTED, STOPPED};
@@ -20,7 +21,11 @@ use crate::scenarios::qemu::moves::{in_force, pcpus, request};
 const XML: &str = "/run/moved.xml";
 
 /// Moves the domain while each vCPU requests its highest OPP. What becomes of that, until its end.
-pub fn migrated(source: &mut Daemon, from: &LibvirtDomain, policies: &[Policy]) -> Result<Value> {
+pub fn migrated(
+    source: &mut Daemon,
+    from: &LibvirtDomain,
+    policies: &[Policy],
+) -> Result<LabVerdict> {
     let to = LibvirtDomain {
         name: "moved",
         pins: pcpus(policies, true),
@@ -33,7 +38,7 @@ pub fn migrated(source: &mut Daemon, from: &LibvirtDomain, policies: &[Policy]) 
     migrate(source, from, &target, &to)?;
     sleep(SOON);
     let there = groups.iter().filter(|group| group.exists());
-    let left_there: Vec<Value> = there.map(VcpuGroup::json).collect();
+    let left_there: Vec<Value> = there.map(|group| group.verdict().json()).collect();
     let units = [
         settled(10 * SOON, || from.states(), |now| now == STOPPED)?,
         settled(10 * SOON, || to.states(), |now| now == STARTED)?,
@@ -48,19 +53,23 @@ pub fn migrated(source: &mut Daemon, from: &LibvirtDomain, policies: &[Policy]) 
     let clamped = || Ok([still_clamped(&groups)?, still_clamped(&moved)?].concat());
     let left = settled(10 * SOON, clamped, Vec::is_empty)?;
     let said = target.end()?;
-    let held = in_force["held"] == true
-        && follows.is_ok()
-        && moved.iter().all(VcpuGroup::held)
-        && units[0] == STOPPED
-        && units[1] == STARTED
-        && ended == STOPPED
-        && left_there.is_empty()
-        && left.is_empty();
-    Ok(json!({
-        "held": held, "in_force": in_force, "follows": follows.err(), "units": units,
-        "groups": moved.iter().map(VcpuGroup::json).collect::<Vec<_>>(), "units_after_end": ended,
+    let figures = json!({
+        "follows": follows.as_ref().err(), "units": units, "units_after_end": ended,
         "left_at_source": left_there, "left": left, "libvirt_said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .part("in_force", in_force)
+        .check("the host follows", follows.is_ok(), follows.err())
+        .parts("groups", moved.iter().map(VcpuGroup::verdict).collect())
+        .check(
+            "the source's units have stopped",
+            units[0] == STOPPED,
+            &units,
+        )
+        .check("the target's have started", units[1] == STARTED, &units)
+        .check_eq("they end", &ended, STOPPED)
+        .check_none("no group is left at the source", &left_there)
+        .check_none("no group is left clamped", &left))
 }
 
 fn migrate(

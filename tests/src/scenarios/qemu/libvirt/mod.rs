@@ -16,7 +16,8 @@ use std::fs;
 use std::thread::sleep;
 
 use anyhow::{Context as _, Result};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::host::begins;
 use crate::harness::leftovers::leftovers;
@@ -38,7 +39,7 @@ const SAVED: &str = "/run/lab.saved";
 /// Of the hook, without options.
 const NO_TREE: &str = "vcpufreq: domain lab: there is no /run/guest.dtb";
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let domain = LibvirtDomain {
         name: "lab",
@@ -66,22 +67,27 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let server_said = fs::read_to_string(domain::SAID)?;
     let wrong = rows.iter().filter(|row| !row.exact()).count();
     let left = [leftovers()?, still_clamped(&groups)?].concat();
-    let held = refused.contains(NO_TREE)
-        && served == STARTED
-        && accesses["held"] == true
-        && wrong == 0
-        && groups.iter().all(VcpuGroup::held)
-        && restored["held"] == true
-        && migrated["held"] == true
-        && !server_said.contains(NO_GROUPS)
-        && left.is_empty();
-    Ok(json!({
-        "held": held, "refused_without_options": refused, "units": served, "accesses": accesses,
+    let named = server_said.contains(NO_GROUPS);
+    let figures = json!({
+        "refused_without_options": refused, "units": served,
         "opps_checked": rows.len(), "opps_wrong": wrong,
         "rows": rows.iter().map(SweepRow::json).collect::<Vec<_>>(),
-        "groups": groups.iter().map(VcpuGroup::json).collect::<Vec<_>>(), "restored": restored,
-        "migrated": migrated, "left": left, "libvirt_said": said, "server_said": server_said,
-    }))
+        "left": left, "libvirt_said": said, "server_said": server_said,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "without options it is refused",
+            refused.contains(NO_TREE),
+            &refused,
+        )
+        .check_eq("the units have started", &served, STARTED)
+        .part("accesses", accesses)
+        .check_eq("no OPP is wrong", &wrong, 0)
+        .parts("groups", groups.iter().map(VcpuGroup::verdict).collect())
+        .part("restored", restored)
+        .part("migrated", migrated)
+        .check("the server finds groups", !named, &server_said)
+        .check_none("nothing is left", &left))
 }
 
 /// libvirt with the domain, booted; and why the domain did not start without options.
@@ -114,7 +120,7 @@ fn restored(
     domain: &LibvirtDomain,
     policies: &[Policy],
     groups: &[VcpuGroup],
-) -> Result<Value> {
+) -> Result<LabVerdict> {
     request(&mut host.vm, policies, Policy::max)?;
     host.virsh(&["save", domain.name, SAVED])?;
     let left = settled(10 * SOON, || still_clamped(groups), Vec::is_empty)?;
@@ -126,10 +132,14 @@ fn restored(
     sleep(SOON);
     let in_force = in_force(&host.vm, policies, Policy::max)?;
     let follows = follows(&mut host.vm, policies).map_err(|error| format!("{error:#}"));
-    let held = in_force["held"] == true && follows.is_ok() && left.is_empty();
-    Ok(json!({
-        "held": held && saved == STOPPED && again == STARTED, "in_force": in_force,
-        "follows": follows.err(), "units_while_saved": saved, "units_after": again,
+    let figures = json!({
+        "follows": follows.as_ref().err(), "units_while_saved": saved, "units_after": again,
         "left_while_saved": left,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .part("in_force", in_force)
+        .check("the host follows", follows.is_ok(), follows.err())
+        .check_none("nothing is left while it is saved", &left)
+        .check_eq("the units stop", &saved, STOPPED)
+        .check_eq("they start again", &again, STARTED))
 }

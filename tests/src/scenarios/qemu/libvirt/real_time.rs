@@ -12,6 +12,7 @@ use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
 use vcpufreq_host::CpuList;
+use vcpufreq_tests::LabVerdict;
 
 use super::daemon::Daemon;
 use super::domain::{self, LibvirtDomain, STARTED, STOPPED, TREE, shmem, write};
@@ -51,7 +52,7 @@ const OF_OTHERS: [&str; 4] = [
     "/sys/fs/cgroup/system.slice",
 ];
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let domain = LibvirtDomain {
@@ -79,17 +80,19 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let changed = settled(10 * SOON, || changes(&before), Vec::is_empty)?;
     let said = host.end()?;
     let left = left_soon()?;
-    let parts = [&started, &unserved, &taken_over, &restored];
-    let held = served == STARTED
-        && ended == STOPPED
-        && parts.iter().all(|part| part["held"] == true)
-        && changed.is_empty()
-        && left.is_empty();
-    Ok(json!({
-        "held": held, "units": served, "doctor": doctor, "started": started, "unserved": unserved,
-        "taken_over": taken_over, "restored": restored, "units_after_end": ended,
+    let figures = json!({
+        "units": served, "doctor": doctor, "units_after_end": ended,
         "changed": changed, "left": left, "libvirt_said": said, "server_said": server_said(),
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("the units have started", &served, STARTED)
+        .check_eq("they end", &ended, STOPPED)
+        .part("started", started)
+        .part("unserved", unserved)
+        .part("taken_over", taken_over)
+        .part("restored", restored)
+        .check_none("the host is as before", &changed)
+        .check_none("nothing is left", &left))
 }
 
 /// What a user has put on the host before the first domain starts.
@@ -158,7 +161,7 @@ fn doctor() -> Result<Value> {
 }
 
 /// Threads, memory and host of a domain that is served, and clamps of requests.
-fn in_force(vm: &mut Vm, policy: &Policy) -> Result<Value> {
+fn in_force(vm: &mut Vm, policy: &Policy) -> Result<LabVerdict> {
     let mut clamps = Vec::new();
     let mut exact = true;
     for khz in [policy.max(), policy.min()] {
@@ -170,15 +173,16 @@ fn in_force(vm: &mut Vm, policy: &Policy) -> Result<Value> {
     let as_libvirt_has_it = as_libvirt_has_it(vm)?;
     let bound = sysfs::text(bound_file(PINS[1]))?;
     let prepared = fs::exists(RECORD)?;
-    let held = exact && as_libvirt_has_it["held"] == true && bound == BOUND_US && prepared;
-    Ok(json!({
-        "held": held, "clamps": clamps, "bound_us": bound, "host_prepared": prepared,
-        "as_libvirt_has_it": as_libvirt_has_it,
-    }))
+    let figures = json!({ "clamps": clamps, "bound_us": bound, "host_prepared": prepared });
+    Ok(LabVerdict::with_figures(figures)
+        .check("clamps are exact", exact, &clamps)
+        .part("as_libvirt_has_it", as_libvirt_has_it)
+        .check_eq("the pCPU's latency is bound", &bound, BOUND_US)
+        .check("the host is prepared", prepared, ()))
 }
 
 /// Whether each thread runs where libvirt has put it, and as it has scheduled it; memory is locked.
-fn as_libvirt_has_it(vm: &Vm) -> Result<Value> {
+fn as_libvirt_has_it(vm: &Vm) -> Result<LabVerdict> {
     let pid = vm.pid();
     let mut wrong = Vec::new();
     for (tid, name) in threads(pid)? {
@@ -197,22 +201,27 @@ fn as_libvirt_has_it(vm: &Vm) -> Result<Value> {
     let status = |name| sysfs::field::<u64>(format!("/proc/{pid}/status"), name);
     let (locked, there) = (status("VmLck")?, status("VmRSS")?);
     let huge = status("HugetlbPages")?;
-    let held =
-        wrong.is_empty() && scheduling == SCHEDULING && locked >= there && huge == MEM_MIB * 1024;
-    Ok(json!({
-        "held": held, "wrong": wrong, "priorities_and_policies": scheduling,
+    let figures = json!({
+        "wrong": wrong, "priorities_and_policies": scheduling,
         "locked_resident_huge_kib": [locked, there, huge],
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("each thread is on its CPU", &wrong)
+        .check_eq("vCPUs are scheduled as written", &scheduling, SCHEDULING)
+        .check("memory is locked", locked >= there, (locked, there))
+        .check_eq("memory is huge pages", &huge, MEM_MIB * 1024))
 }
 
 /// What is left of a server that has ended while the domain runs; then there is another.
-fn unserved(vm: &Vm) -> Result<Value> {
+fn unserved(vm: &Vm) -> Result<LabVerdict> {
     systemctl(&["stop", SERVICE])?;
     let found = as_libvirt_has_it(vm)?;
     let bound = sysfs::text(bound_file(PINS[1]))?;
     systemctl(&["start", SERVICE])?;
-    let held = found["held"] == true && bound != BOUND_US;
-    Ok(json!({ "held": held, "as_libvirt_has_it": found, "bound_us": bound }))
+    let figures = json!({ "bound_us": bound });
+    Ok(LabVerdict::with_figures(figures)
+        .part("as_libvirt_has_it", found)
+        .check("the pCPU's latency is free", bound != BOUND_US, &bound))
 }
 
 /// Saves the domain while the real-time vCPU requests its highest OPP, and restores it. The host is as
@@ -222,7 +231,7 @@ fn restored(
     domain: &LibvirtDomain,
     policy: &Policy,
     before: &Inventory,
-) -> Result<Value> {
+) -> Result<LabVerdict> {
     ask_for(&mut host.vm, 1, policy.max())?;
     host.virsh(&["save", domain.name, SAVED])?;
     let saved = settled(10 * SOON, || domain.states(), |now| now == STOPPED)?;
@@ -234,15 +243,16 @@ fn restored(
     let wanted = (policy.util(policy.max()), 1024);
     let requested = host.vm.settled_clamp(1, wanted)?;
     let in_force = in_force(&mut host.vm, policy)?;
-    let held = saved == STOPPED
-        && changed.is_empty()
-        && again == STARTED
-        && requested == wanted
-        && in_force["held"] == true;
-    Ok(json!({
-        "held": held, "units_while_saved": saved, "changed_while_saved": changed,
-        "units_after": again, "requested": requested, "in_force": in_force,
-    }))
+    let figures = json!({
+        "units_while_saved": saved, "changed_while_saved": changed,
+        "units_after": again, "requested": requested,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("the units stop", &saved, STOPPED)
+        .check_none("the host is as before while it is saved", &changed)
+        .check_eq("they start again", &again, STARTED)
+        .check_eq("the request is in force", &requested, wanted)
+        .part("in_force", in_force))
 }
 
 /// Settings that differ from before.
