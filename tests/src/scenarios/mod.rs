@@ -23,7 +23,7 @@ pub mod qemu;
 pub mod rt;
 
 use anyhow::{Result, bail};
-#[cfg(feature = "scenarios")]
+#[cfg(feature = "bpf")]
 use serde_json::Value;
 use vcpufreq_tests::LabVerdict;
 
@@ -45,7 +45,7 @@ pub fn run(name: &str, plan: &Plan) -> Result<LabVerdict> {
 }
 
 /// A verdict that is made by hand.
-#[cfg(feature = "scenarios")]
+#[cfg(feature = "bpf")]
 fn old(made: Result<Value>) -> Result<LabVerdict> {
     made.map(LabVerdict::from)
 }
@@ -146,15 +146,15 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
 #[cfg(feature = "scenarios")]
 fn real_time(name: &str, plan: &Plan) -> Result<LabVerdict> {
     match name {
-        "rt-guest" => old(rt::guest::run(plan)),
-        "rt-io" => old(rt::io::run(plan)),
-        "rt-latency" => old(rt::latency::run(plan)),
-        "rt-loop" => old(rt::periodic_loop::run(plan)),
-        "rt-qemu" => old(rt::served::run(plan)),
-        name if name.starts_with("rt-qemu:kills") => old(rt::kills::run(name)),
-        "rt-settings" => old(rt::settings::run(plan)),
-        "rt-settings:kills" => old(rt::settings::kills(plan)),
-        "rt-standard" => old(rt::standard::run(plan)),
+        "rt-guest" => rt::guest::run(plan),
+        "rt-io" => rt::io::run(plan),
+        "rt-latency" => rt::latency::run(plan),
+        "rt-loop" => rt::periodic_loop::run(plan),
+        "rt-qemu" => rt::served::run(plan),
+        name if name.starts_with("rt-qemu:kills") => rt::kills::run(name),
+        "rt-settings" => rt::settings::run(plan),
+        "rt-settings:kills" => rt::settings::kills(plan),
+        "rt-standard" => rt::standard::run(plan),
         _ => bail!("no such scenario"),
     }
 }

@@ -8,10 +8,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_bench::piped::threads;
 use vcpufreq_bench::tracefs::Mmio;
 use vcpufreq_host::CpuList;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::dips::{CHANGES, LIGHT_CHANGES, LIGHT_US, dips, start_light, stop_light};
 use crate::harness::kernel_threads::Company;
@@ -59,7 +60,7 @@ struct ClampLook {
 }
 
 /// 100 changes on each of these vCPUs, at the same time.
-pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<Value> {
+pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<LabVerdict> {
     for one in vcpus {
         set_governor(vm, one.vcpu, "userspace")?;
     }
@@ -85,10 +86,9 @@ pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<Value> {
     let rows = rows.map(|(one, looks)| of_vcpu(one, looks, &device, &seen, &exits));
     let rows = rows.collect::<Result<Vec<_>>>()?;
     let worker = worker(vm, vcpus, &seen)?;
-    Ok(json!({
-        "held": rows.iter().chain([&worker]).all(|row| row["held"] == true),
-        "vcpus": rows, "worker": worker,
-    }))
+    Ok(LabVerdict::default()
+        .parts("vcpus", rows)
+        .part("worker", worker))
 }
 
 /// Looks at each clamp.
@@ -107,7 +107,7 @@ fn of_vcpu(
     device: &GuestDevice,
     seen: &TraceEvents,
     exits: &SeenExits,
-) -> Result<Value> {
+) -> Result<LabVerdict> {
     let name = one.name();
     let requests = requests(one.vcpu, device, seen)?;
     let dips = dips(one.policy, &requests, &seen.frequencies, LIGHT_US);
@@ -117,23 +117,37 @@ fn of_vcpu(
     let company = Company::of(&name, one.cpu, &seen.switches);
     let lost = trace::lost_on(one.cpu)?;
     let irq_work = company.counts.get(&format!("irq_work/{}", one.cpu));
-    let held = dips.none()
-        && dips.from_above >= TELLING
-        && looked_at >= TELLING
-        && in_force == looked_at
-        && strange == 0
-        && accesses.trapped > dips.changes as u64
-        && accesses.exited == 0
-        && interrupted == 0
-        && company.strangers.is_empty()
-        && lost == 0;
-    Ok(json!({
-        "held": held, "vcpu": one.vcpu, "frequency": dips.json(), "clamps_in_force": in_force,
+    let figures = json!({
+        "vcpu": one.vcpu, "frequency": dips.json(), "clamps_in_force": in_force,
         "clamps_looked_at": looked_at, "other_clamps": strange, "requests": accesses.trapped,
         "exits_to_userspace_by_the_bridge": accesses.exited, "exits_for_signals": interrupted,
         "runs_of_irq_work": irq_work.copied().unwrap_or(0), "strangers": company.strangers,
         "times_switched_to": company.counts, "events_lost": lost,
-    }))
+    });
+    let each_trapped = accesses.trapped > dips.changes as u64;
+    Ok(LabVerdict::with_figures(figures)
+        .check("no change dips", dips.none(), dips.json())
+        .check(
+            "enough come from above",
+            dips.from_above >= TELLING,
+            dips.from_above,
+        )
+        .check(
+            "enough clamps are looked at",
+            looked_at >= TELLING,
+            looked_at,
+        )
+        .check_eq("each of them is in force", &in_force, looked_at)
+        .check_eq("no clamp is another", &strange, 0)
+        .check("requests are trapped", each_trapped, accesses.trapped)
+        .check_eq("none exits", &accesses.exited, 0)
+        .check_eq("no signal interrupts", &interrupted, 0)
+        .check(
+            "no stranger runs there",
+            company.strangers.is_empty(),
+            &company.strangers,
+        )
+        .check_eq("no event is lost", &lost, 0))
 }
 
 /// A vCPU's requests in order: time in µs and kHz. In shared memory a request is a store, which KVM
@@ -197,17 +211,25 @@ fn clamps(policy: &Policy, requests: &[(u64, u32)], looks: &[ClampLook]) -> (usi
 
 /// The thread that carries out requests: where it may run, and where it ran. Where no BPF program does
 /// it first, this thread sets the clamps.
-fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &TraceEvents) -> Result<Value> {
+fn worker(vm: &Vm, vcpus: &[RtVcpu], seen: &TraceEvents) -> Result<LabVerdict> {
     let (process, tid) = worker_of(vm).context("no thread carries out requests")?;
     let allowed: CpuList = allowed(process, tid)?.parse()?;
     let path = crate::harness::stats::of(vm)?["vcpus"][1]["path"].clone();
     let runs = seen.switches.iter().filter(|switch| switch.next.1 == tid);
     let ran_on: BTreeSet<u32> = runs.clone().map(|switch| switch.cpu).collect();
     let apart = |one: &RtVcpu| !allowed.contains(one.cpu) && !ran_on.contains(&one.cpu);
-    let held = vcpus.iter().all(apart) && (path == "bpf" || runs.clone().count() >= CHANGES);
-    Ok(json!({
-        "held": held, "path": path, "allowed_on": allowed.to_string(), "ran_on": ran_on, "runs": runs.count(),
-    }))
+    let apart = vcpus.iter().all(apart);
+    let count = runs.count();
+    let figures = json!({
+        "path": path, "allowed_on": allowed.to_string(), "ran_on": ran_on, "runs": count,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("it keeps off the vCPUs' pCPUs", apart, &ran_on)
+        .check(
+            "it runs for each change",
+            path == "bpf" || count >= CHANGES,
+            count,
+        ))
 }
 
 /// The process and the thread: `vcpufreq run` itself, or what serves QEMU's guest.

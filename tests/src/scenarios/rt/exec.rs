@@ -14,7 +14,8 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use super::inventory::{Inventory, changes, everything};
 use crate::harness::rt_command::{CONFIG, RECORD, command, succeeded};
@@ -27,17 +28,21 @@ enum KilledProcesses {
 }
 
 /// `cpu` is the one that the configuration gives to guest plc.
-pub(super) fn around_a_command(before: &Inventory, cpu: u32) -> Result<Value> {
+pub(super) fn around_a_command(before: &Inventory, cpu: u32) -> Result<LabVerdict> {
     let (code, said) = in_partition()?;
     let ended = left(before)?;
     let exec = left_after_kill(before, KilledProcesses::Exec)?;
     let both = left_after_kill(before, KilledProcesses::ExecAndGuardian)?;
-    let held = code == Some(7) && said == cpu.to_string();
-    Ok(json!({
-        "held": held && ended.is_empty() && exec.is_empty() && both.is_empty(),
+    let figures = json!({
         "exit_code": code, "cpus_in_partition": said, "left_after_end": ended,
         "left_after_kill_of_exec": exec, "left_after_kill_of_both": both,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("the exit code is the command's", &code, Some(7))
+        .check_eq("the command is in the partition", &said, cpu.to_string())
+        .check_none("nothing is left after its end", &ended)
+        .check_none("nothing after a kill", &exec)
+        .check_none("nothing after a kill of both", &both))
 }
 
 /// The exit code of exec, and the CPUs that its command may run on in the partition.

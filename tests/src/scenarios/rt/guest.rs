@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
 use vcpufreq_host::CpuList;
+use vcpufreq_tests::LabVerdict;
 
 use super::changes::{self, RtVcpu};
 use super::inventory::{self, Inventory, bound_file};
@@ -43,7 +44,7 @@ pub(super) const PERIODIC: &str = "busy periodic 1 20000 8000";
 /// The bridge's threads, and the one that writes `--events`.
 const OF_THE_BRIDGE: [&str; 3] = ["requests", "maintenance", "events"];
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let [.., shared, big] = &policies[..] else {
         bail!("fewer than two policies; use the topology 4+3+1");
@@ -84,30 +85,35 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let others = other_policies(plan, little, cpu)?;
     let gib_page = pages::gib_page(plan, cpu)?;
     let left_after = inventory::changes(&before, &inventory::everything()?);
-    let right = rows.iter().all(|row| row["right"] == true);
-    let parts = [
-        &by_kernel,
-        &alone,
-        &changes,
-        &interleaved,
-        &others_refused,
-        &others,
-        &gib_page,
-    ];
-    Ok(json!({
-        "held": parts.iter().all(|part| part["held"] == true) && right && refused && occupied
-            && bound == "0" && left.is_empty() && left_after.is_empty(),
-        "by_kernel": by_kernel, "alone": alone, "requests": rows, "changes": changes,
-        "second_guest_refused": refused, "interleaved": interleaved,
-        "others_refused": others_refused, "restore_refused_while_it_ran": occupied,
-        "bound_after_kill": bound, "left": left,
-        "other_policies": others, "gib_page": gib_page, "left_after_them": left_after,
-    }))
+    let figures = json!({
+        "requests": rows, "second_guest_refused": refused,
+        "restore_refused_while_it_ran": occupied,
+        "bound_after_kill": bound, "left": left, "left_after_them": left_after,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .part("by_kernel", by_kernel)
+        .part("alone", alone)
+        .part("changes", changes)
+        .part("interleaved", interleaved)
+        .part("others_refused", others_refused)
+        .part("other_policies", others)
+        .part("gib_page", gib_page)
+        .check_rows("each request", &rows)
+        .check("a second guest is refused", refused, ())
+        .check("restore is refused while it runs", occupied, ())
+        .check_eq("the latency is free after a kill", &bound, "0")
+        .check_none("nothing is left", &left)
+        .check_none("nothing is left after the others", &left_after))
 }
 
 /// What a guest of QEMU's has in common with that; scenario `rt-qemu` has what it is refused, and kills
 /// of its server.
-fn of_qemu(plan: &Plan, before: &Inventory, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
+fn of_qemu(
+    plan: &Plan,
+    before: &Inventory,
+    little: u32,
+    vcpus: &[RtVcpu; 2],
+) -> Result<LabVerdict> {
     let [fifo, rr] = vcpus;
     succeeded(&["apply", "--guest", &format!("plc={},{}", rr.cpu, fifo.cpu)])?;
     let floor = *fifo.policy.opps.get(1).context("no second OPP")?;
@@ -118,11 +124,12 @@ fn of_qemu(plan: &Plan, before: &Inventory, little: u32, vcpus: &[RtVcpu; 2]) ->
     vm.quit()?;
     succeeded(&["restore"])?;
     let left = inventory::changes(before, &inventory::everything()?);
-    let right = rows.iter().all(|row| row["right"] == true);
-    Ok(json!({
-        "held": alone["held"] == true && right && changes["held"] == true && left.is_empty(),
-        "alone": alone, "requests": rows, "changes": changes, "left": left,
-    }))
+    let figures = json!({ "requests": rows, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .part("alone", alone)
+        .check_rows("each request", &rows)
+        .part("changes", changes)
+        .check_none("nothing is left", &left))
 }
 
 /// A housekeeping vCPU on `little`, a SCHED_FIFO one whose floor is the second OPP, and a SCHED_RR
@@ -144,7 +151,7 @@ fn rt_guest(plan: &Plan, little: u32, [fifo, rr]: &[RtVcpu; 2]) -> Result<Vm> {
 }
 
 /// The same guest by the path `ioeventfd`, whose worker puts each request into force, from elsewhere.
-fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
+fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<LabVerdict> {
     let plan = Plan {
         driver: plan.driver.clone(),
         path: Some("ioeventfd".to_owned()),
@@ -157,12 +164,14 @@ fn by_kernel(plan: &Plan, little: u32, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     vm.quit()?;
     // It would be that for each change of the frequency if these woke the worker.
     let seldom = |row: &Value| row["runs_of_irq_work"].as_u64() < Some(CHANGES as u64 / 2);
-    let rows = changes["vcpus"].as_array().context("no vCPUs")?;
-    Ok(json!({
-        "held": alone["held"] == true && changes["held"] == true && rows.iter().all(seldom)
-            && changes["worker"]["path"] == "ioeventfd",
-        "alone": alone, "changes": changes,
-    }))
+    let rows = changes.get("vcpus").as_array().context("no vCPUs")?;
+    let seldom = rows.iter().all(seldom);
+    let by = &changes.get("worker")["path"];
+    Ok(LabVerdict::default()
+        .check("irq_work seldom runs", seldom, rows)
+        .check_eq("by ioeventfd", &by, "ioeventfd")
+        .part("alone", alone)
+        .part("changes", changes))
 }
 
 /// Boots, and loads the driver.
@@ -173,7 +182,7 @@ pub(super) fn boot(plan: &Plan, setup: &Setup) -> Result<Vm> {
 }
 
 /// Only the vCPUs' threads may run on their pCPUs, and these threads only there.
-fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
+fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<LabVerdict> {
     let mut intruders = Vec::new();
     let mut of_vcpus = Vec::new();
     let threads = threads(vm.pid())?;
@@ -196,18 +205,20 @@ fn alone(plan: &Plan, vm: &Vm, vcpus: &[RtVcpu; 2]) -> Result<Value> {
     let locked: u64 = sysfs::field(format!("/proc/{}/status", vm.pid()), "VmLck")?;
     let bounds = [vcpus[0].cpu, vcpus[1].cpu, 0].map(|cpu| sysfs::text(bound_file(cpu)));
     let bounds = bounds.into_iter().collect::<Result<Vec<_>>>()?;
-    let held = intruders.is_empty()
-        && bridges
-        && of_vcpus.len() == 2
-        && of_vcpus.iter().all(|(right, _)| *right)
-        && scheduling == ["0 0", "1 1", "2 2"]
-        && locked >= HUGE_MIB * 1024
-        && bounds == [BOUND_US, BOUND_US, "0"];
-    Ok(json!({
-        "held": held, "threads": names, "other_threads_there": intruders,
+    let each_on_its_own = of_vcpus.iter().all(|(right, _)| *right);
+    let figures = json!({
+        "threads": names, "other_threads_there": intruders,
         "vcpus_allowed_on": of_vcpus, "priorities_and_policies": scheduling, "locked_kib": locked,
         "bounds_us": bounds,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no other thread may run there", &intruders)
+        .check("the bridge has its threads", bridges, &names)
+        .check("both vCPUs are found", of_vcpus.len() == 2, &of_vcpus)
+        .check("each on its pCPU alone", each_on_its_own, &of_vcpus)
+        .check_eq("scheduled as written", &scheduling, ["0 0", "1 1", "2 2"])
+        .check("memory is locked", locked >= HUGE_MIB * 1024, locked)
+        .check_eq("latencies are bound", &bounds, [BOUND_US, BOUND_US, "0"]))
 }
 
 /// Asks for a frequency, starts [`PERIODIC`] when the last one's load has decayed, and looks at what
@@ -268,17 +279,17 @@ fn second_guest(cpu: u32) -> Result<bool> {
 }
 
 /// RR with huge pages, and DEADLINE, whose requests don't apply.
-fn other_policies(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
+fn other_policies(plan: &Plan, little: u32, cpu: u32) -> Result<LabVerdict> {
     let rr = round_robin(plan, little, cpu)?;
     let deadline = deadline(plan, little, cpu)?;
-    Ok(json!({
-        "held": rr["held"] == true && deadline["held"] == true, "rr": rr, "deadline": deadline,
-    }))
+    Ok(LabVerdict::default()
+        .part("rr", rr)
+        .part("deadline", deadline))
 }
 
 /// Without a partition, and with the kernel's own default for real-time threads: the clamp follows
 /// each request, up and down, and before the first there is none.
-fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
+fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<LabVerdict> {
     let pages = "/proc/sys/vm/nr_hugepages";
     let before = sysfs::text(pages)?;
     sysfs::write(pages, HUGE_MIB / 2)?;
@@ -302,15 +313,19 @@ fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     sysfs::write(pages, before)?;
     sysfs::write(RT_DEFAULT, rt_default)?;
     let right = clamps.iter().all(|(asked, clamp)| asked == clamp);
-    Ok(json!({
-        "held": scheduling == "2 2" && free == 0 && at_start == 0 && right,
+    let figures = json!({
         "priority_and_policy": scheduling, "clamp_at_start": at_start,
         "huge_pages_free": free, "asked_and_clamp": clamps,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("scheduled as written", &scheduling, "2 2")
+        .check_eq("memory is huge pages", &free, 0)
+        .check_eq("no clamp at the start", &at_start, 0)
+        .check("requests are in force", right, &clamps))
 }
 
 /// With admission control as it is: in a partition of its own pCPU, and refused without one.
-fn deadline(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
+fn deadline(plan: &Plan, little: u32, cpu: u32) -> Result<LabVerdict> {
     let setup = plan
         .mirroring(&[little, cpu])
         .with(&["--rt", "1=deadline:8000/10000"]);
@@ -337,10 +352,14 @@ fn deadline(plan: &Plan, little: u32, cpu: u32) -> Result<Value> {
     let said = vm.quit()?;
     succeeded(&["restore"])?;
     let counted = said.contains("not applicable") && !said.contains("not applicable 0");
-    Ok(json!({
-        "held": refused && scheduling == "0 6" && counted, "refused_without_partition": refused,
+    let figures = json!({
+        "refused_without_partition": refused,
         "priority_and_policy": scheduling, "vmm_said": said,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("refused without a partition", refused, ())
+        .check_eq("scheduled as written", &scheduling, "0 6")
+        .check("requests aren't applicable", counted, &said))
 }
 
 fn huge_pages_free() -> Result<u64> {

@@ -8,8 +8,9 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_host::stat_field;
+use vcpufreq_tests::LabVerdict;
 
 use super::inventory::{Inventory, changes, everything};
 use crate::harness::rt_command::{CONFIG, NOBODY, json_of, succeeded};
@@ -73,7 +74,7 @@ impl Drop for Impostor {
     }
 }
 
-pub(super) fn left_alone(before: &Inventory, cpu: u32) -> Result<Value> {
+pub(super) fn left_alone(before: &Inventory, cpu: u32) -> Result<LabVerdict> {
     let impostors = [
         Impostor::start(&format!("ksoftirqd/{cpu}"), NOBODY)?,
         Impostor::start(IRQBALANCE, NOBODY)?,
@@ -94,11 +95,21 @@ pub(super) fn left_alone(before: &Inventory, cpu: u32) -> Result<Value> {
     let kernels = threads.is_some_and(|one| one["effect"] == "effective" && one["of"] == 1);
     let by_hand = check["findings"].to_string().contains("IRQBALANCE_BANNED");
     let same = applied == start && later == start && start.iter().all(|state| state[2] == "0");
-    Ok(json!({
-        "held": same && named == [1, 1] && kernels && !by_hand && told && left.is_empty(),
+    let figures = json!({
         "start": start, "applied": applied, "restored": later, "named": named, "apply_said": said,
         "restore_said": restored, "kernel_thread_set": kernels, "roots_irqbalance_told": told, "left": left,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "they are left as they were",
+            same,
+            [&start, &applied, &later],
+        )
+        .check_eq("each is named once", &named, [1, 1])
+        .check("the kernel's thread is set", kernels, &check)
+        .check("irqbalance isn't theirs", !by_hand, &check["findings"])
+        .check("root's irqbalance is told of", told, ())
+        .check_none("nothing is left", &left))
 }
 
 /// Beside a process of root's with that name, `apply` prints one line with the ban that is missing.

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
 use vcpufreq_host::{CpuList, Tid};
+use vcpufreq_tests::LabVerdict;
 
 use super::{
     inventory,
@@ -86,7 +87,7 @@ struct IoGuest<'a> {
     policy: &'a Policy,
 }
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (policy, others) = policies.split_last().context("no policy")?;
     let cpu = policy.cpu();
@@ -108,12 +109,15 @@ pub fn run(plan: &Plan) -> Result<Value> {
     succeeded(&["restore"])?;
     let by_hand = guest.by_hand(plan)?;
     let left = inventory::changes(&before, &inventory::everything()?);
+    let figures = json!({
+        "emulated": true, "by_run": by_run, "by_tool": by_tool, "by_hand": by_hand, "left": left,
+    });
     let measured = [&by_run, &by_tool, &by_hand].map(|row| row["measured"] == true);
     let alone = [&by_run, &by_tool].map(|row| row["alone"] == true);
-    Ok(json!({
-        "held": measured == [true; 3] && alone == [true; 2] && left.is_empty(),
-        "emulated": true, "by_run": by_run, "by_tool": by_tool, "by_hand": by_hand, "left": left,
-    }))
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("each is measured", &measured, [true; 3])
+        .check_eq("the vCPU is alone there", &alone, [true; 2])
+        .check_none("nothing is left", &left))
 }
 
 impl IoGuest<'_> {

@@ -8,7 +8,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use super::inventory::{self, Inventory};
 use super::served::{self, KilledPart};
@@ -31,7 +32,7 @@ const EXEC_OF: u32 = 5;
 const PARTS: [KilledPart; 3] = [KilledPart::Server, KilledPart::Qemu, KilledPart::Both];
 
 /// `name` is `rt-qemu:kills` or `rt-qemu:kills:NUMBER`.
-pub fn run(name: &str) -> Result<Value> {
+pub fn run(name: &str) -> Result<LabVerdict> {
     let kills = name
         .strip_prefix("rt-qemu:kills:")
         .map_or(Ok(KILLS), str::parse)?;
@@ -65,10 +66,14 @@ pub fn run(name: &str) -> Result<Value> {
     succeeded(&["restore"])?;
     left.extend(inventory::changes(&before, &inventory::everything()?));
     left.extend(leftovers()?);
-    Ok(json!({
-        "held": left.is_empty() && changed.is_empty() && at_work * 4 > kills, "kills": kills,
-        "of_rt_exec": of_exec, "with_changes_on_the_host": at_work, "changed": changed, "left": left,
-    }))
+    let figures = json!({
+        "kills": kills, "of_rt_exec": of_exec,
+        "with_changes_on_the_host": at_work, "changed": changed, "left": left,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("nothing is left", &left)
+        .check_none("what apply set stays", &changed)
+        .check("a quarter is killed at work", at_work * 4 > kills, at_work))
 }
 
 /// Whether `rt exec` had changed the host when it was killed, and what is left once its command and

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::guest;
 use super::inventory;
@@ -40,7 +41,7 @@ const FORKS: u64 = 24;
 /// Loads that are still there a while after; the pattern doesn't find itself.
 const LEFT_IN_GUEST: &str = "sleep 1\nbusybox grep -lE 'hackbenc[h]|stress-n[g]|cyclictes[t]' /proc/[0-9]*/cmdline 2> /dev/null || true\n";
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (rt, others) = policies.split_last().context("no policy")?;
     let cpu = rt.cpu();
@@ -69,23 +70,31 @@ pub fn run(plan: &Plan) -> Result<Value> {
     succeeded(&["restore"])?;
     let left = inventory::changes(&before, &inventory::everything()?);
     let longest = |one: &Value| one["max_us"].as_u64().unwrap_or(0);
-    let bridge = longest(&apart["latency"]);
+    let bridge = longest(apart.get("latency"));
     let maximum = longest(&first).max(longest(&second));
     // Two equal runs differ by a fourth, by where the work of other CPUs falls in the one stream
     // of instructions.
     let near = bridge > 0 && bridge * 2 <= maximum * 3;
-    let held = [&apart, &figures, &hackbench, &phases];
-    Ok(json!({
-        "held": held.iter().all(|part| part["held"] == true) && near && left.is_empty(),
-        "emulated": true, "apart": apart, "with_performance": [first, second],
-        "no_higher_than_with_performance": bridge <= maximum, "report": figures, "phases": phases,
-        "guest_hackbench": hackbench, "left": left,
-    }))
+    let more = json!({
+        "emulated": true, "with_performance": [first, second],
+        "no_higher_than_with_performance": bridge <= maximum, "left": left,
+    });
+    Ok(LabVerdict::with_figures(more)
+        .part("apart", apart)
+        .part("report", figures)
+        .part("guest_hackbench", hackbench)
+        .part("phases", phases)
+        .check(
+            "latencies near those at the maximum",
+            near,
+            (bridge, maximum),
+        )
+        .check_none("nothing is left", &left))
 }
 
 /// 10 s of cyclictest in the guest, which drives the frequency: other threads that ran there, and
 /// exits of the bridge's registers to userspace.
-fn apart(vm: &mut Vm, cpu: u32) -> Result<Value> {
+fn apart(vm: &mut Vm, cpu: u32) -> Result<LabVerdict> {
     let device = GuestDevice::of(vm)?;
     let exits = Exits::watch()?;
     let trace = Trace::start()?;
@@ -97,12 +106,18 @@ fn apart(vm: &mut Vm, cpu: u32) -> Result<Value> {
     let Company { counts, strangers } = Company::of("vcpu1", cpu, &seen.switches);
     let ran = counts.get("vcpu1").copied().unwrap_or(0);
     let samples = latency["samples"].as_u64();
-    Ok(json!({
-        "held": strangers.is_empty() && lost == 0 && ran >= 5000 && samples >= Some(9_900)
-            && exits.trapped > 0 && exits.exited == 0,
+    let enough = samples >= Some(9_900);
+    let figures = json!({
         "times_switched_to": counts, "strangers": strangers, "events_lost": lost, "latency": latency,
         "requests": exits.trapped, "exits_to_userspace_by_the_bridge": exits.exited,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("no stranger runs there", strangers.is_empty(), &strangers)
+        .check_eq("no event is lost", &lost, 0)
+        .check("the vCPU runs", ran >= 5000, ran)
+        .check("samples", enough, samples)
+        .check("requests are trapped", exits.trapped > 0, exits.trapped)
+        .check_eq("none exits", &exits.exited, 0))
 }
 
 /// The same with the pCPU at its maximum, and traced as much, which costs time as well.
@@ -130,7 +145,7 @@ pub(super) fn idle_latency(vm: &mut Vm, more: &[&str]) -> Result<Value> {
 
 /// Every load on the host, and on the guest stress: idle was before, hackbench comes after:
 /// figures for each, no verdict here, nothing left.
-fn all_loads(vm: &mut Vm) -> Result<Value> {
+fn all_loads(vm: &mut Vm) -> Result<LabVerdict> {
     let common = [
         "--loops",
         "500",
@@ -159,15 +174,23 @@ fn all_loads(vm: &mut Vm) -> Result<Value> {
         |one: &&Value| one["verdict"] == "refused" && one["conditions"]["emulated"].is_string();
     let rows: Vec<Value> = runs.iter().map(|run| row(run)).collect();
     let left = left_behind()?;
-    Ok(json!({
-        "held": complete && both.iter().all(refused) && left.is_empty(),
+    let figures = json!({
         "complete": complete, "rows": rows, "verdict": host["verdict"], "left_behind": left,
-    }))
+    });
+    let verdicts = [&host["verdict"], &guest["verdict"]];
+    Ok(LabVerdict::with_figures(figures)
+        .check("each run is complete", complete, &rows)
+        .check(
+            "emulated, both are refused a verdict",
+            both.iter().all(refused),
+            verdicts,
+        )
+        .check("nothing is left behind", left.is_empty(), &left))
 }
 
 /// A small hackbench in the guest, and one on the host. Not on the measured vCPU's CPU: the test
 /// would hardly get its turn among those threads.
-fn hackbench(vm: &mut Vm) -> Result<Value> {
+fn hackbench(vm: &mut Vm) -> Result<LabVerdict> {
     let before = forks(vm)?;
     let line = [
         "--guest-only",
@@ -187,10 +210,14 @@ fn hackbench(vm: &mut Vm) -> Result<Value> {
     let run = &report["runs"][0];
     let samples = &run["latencies"][0]["samples"];
     let left = guest_shell::ask(vm, LEFT_IN_GUEST)?;
-    Ok(json!({
-        "held": *samples == 200 && run["load"] == "hackbench" && forks >= FORKS && left.is_empty(),
+    let figures = json!({
         "forks_in_the_guest": forks, "left_in_the_guest": left, "row": row(run),
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("samples", samples, 200)
+        .check_eq("hackbench is the load", &run["load"], "hackbench")
+        .check("it forks", forks >= FORKS, forks)
+        .check("nothing is left in the guest", left.is_empty(), &left))
 }
 
 /// Processes and threads that the guest has started.
@@ -223,7 +250,7 @@ fn left_behind() -> Result<Vec<String>> {
 /// A guest that is busy for 40 % of the time, with the speed model on. It takes less energy than at the
 /// maximum, its pCPU runs at its request, and other pCPUs fall. That without the model, whose
 /// interrupts, which make a slow CPU slow, are a load that the host's governor answers.
-fn phases(vm: &mut Vm, rt: &Policy, others: &[Policy]) -> Result<Value> {
+fn phases(vm: &mut Vm, rt: &Policy, others: &[Policy]) -> Result<LabVerdict> {
     sysfs::write(SPEED_MODEL, 1)?;
     vm.ask(format!("start {}", guest::PERIODIC))?;
     let bridge = energy_of_5s(rt)?;
@@ -237,15 +264,16 @@ fn phases(vm: &mut Vm, rt: &Policy, others: &[Policy]) -> Result<Value> {
     for &khz in &rt.opps {
         rows.push(phase(vm, rt, others, khz)?);
     }
-    let held = rows.iter().all(|row| row["held"] == true);
-    Ok(json!({
-        "held": held && bridge > 0 && bridge < performance, "rows": rows,
-        "energy_of_5_s_uj": { "bridge": bridge, "performance": performance },
-    }))
+    let energy = json!({ "bridge": bridge, "performance": performance });
+    Ok(LabVerdict::default()
+        .parts("rows", rows)
+        .check("the bridge takes energy", bridge > 0, bridge)
+        .check("and less than performance", bridge < performance, &energy)
+        .figure("energy_of_5_s_uj", energy))
 }
 
 /// Asks, starts the load when the last one's has decayed, and looks at all pCPUs.
-fn phase(vm: &mut Vm, rt: &Policy, others: &[Policy], khz: u32) -> Result<Value> {
+fn phase(vm: &mut Vm, rt: &Policy, others: &[Policy], khz: u32) -> Result<LabVerdict> {
     let ran_at = guest::runs_under_load((&mut *vm, rt), (khz, khz), let_load_decay)?;
     let (clamp, _) = vm.clamp(1)?;
     let mut fell = Vec::new();
@@ -254,10 +282,17 @@ fn phase(vm: &mut Vm, rt: &Policy, others: &[Policy], khz: u32) -> Result<Value>
     }
     vm.ask("stop busy")?;
     let free = others.iter().map(Policy::min).eq(fell.iter().copied());
-    Ok(json!({
+    let figures = json!({
         "asked_khz": khz, "uclamp_min": clamp, "ran_at_khz": ran_at, "others_khz": fell,
-        "held": free && ran_at.last() == Some(&khz) && clamp == rt.util(khz),
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("other policies are free", free, &fell)
+        .check(
+            "it runs at what is asked for",
+            ran_at.last() == Some(&khz),
+            &ran_at,
+        )
+        .check_eq("its clamp", &clamp, rt.util(khz)))
 }
 
 fn energy_of_5s(policy: &Policy) -> Result<u64> {

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use super::inventory::{bound_file, changes, everything};
 use crate::harness::rt_command::{output, succeeded};
@@ -25,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A guest that runs before apply, real-time or not; one that runs when restore comes. They need
 /// not boot for that, and end killed: what brings back their bounds is the same.
-pub fn run((little, cpu): (u32, u32)) -> Result<Value> {
+pub fn run((little, cpu): (u32, u32)) -> Result<LabVerdict> {
     std::fs::write(PROFILE, "[settings]\nresume-latency-us = 'n/a'\n")?;
     let guest = format!("plc={cpu}");
     let apply = ["apply", "--profile", PROFILE, "--guest", guest.as_str()];
@@ -48,25 +49,28 @@ pub fn run((little, cpu): (u32, u32)) -> Result<Value> {
     succeeded(&["restore"])?;
     let bounds = [&first, &between, &applied, &after_it, &bound()?];
     let all = [&before_apply, &pinned, &before_restore];
-    let had = all.map(|one| one["bound_us_meanwhile"].as_str().unwrap_or_default());
-    let right = bounds == ["0", "0", "n/a", "n/a", "0"] && had == ["50", "0", "50"];
-    Ok(json!({
-        "held": right && all.iter().all(|one| one["held"] == true), "bounds_us": bounds,
-        "apply_under_it": before_apply, "apply_under_one_that_is_not_real_time": pinned,
-        "restore_under_it": before_restore,
-    }))
+    let had = all.map(|one| one.get("bound_us_meanwhile").clone());
+    let right = bounds == ["0", "0", "n/a", "n/a", "0"];
+    let figures = json!({ "bounds_us": bounds });
+    Ok(LabVerdict::with_figures(figures)
+        .check("latencies are bound in between", right, bounds)
+        .check_eq("and meanwhile", &had, ["50", "0", "50"])
+        .part("apply_under_it", before_apply)
+        .part("apply_under_one_that_is_not_real_time", pinned)
+        .part("restore_under_it", before_restore))
 }
 
 /// Whether `vcpufreq rt` refuses this because of a guest that runs, and leaves all as it is. The
 /// last vCPU's pCPU is the one that counts.
-fn refused_beside(setup: &Setup, line: &[&str]) -> Result<Value> {
+fn refused_beside(setup: &Setup, line: &[&str]) -> Result<LabVerdict> {
     let cpu = setup.pins.last().context("no pin")?.parse()?;
     let vm = Vm::start(setup)?;
     let pid = vm.pid();
     let started = || Ok(vm.vcpu_tid(setup.pins.len() - 1).is_ok());
     wait_until("a guest has its vCPUs", PATIENCE, started)?;
-    let mut refused = refused(line, pid)?;
-    refused["bound_us_meanwhile"] = sysfs::text(bound_file(cpu))?.into();
+    let refused = refused(line, pid)?;
+    let bound = sysfs::text(bound_file(cpu))?;
+    let refused = refused.figure("bound_us_meanwhile", bound);
     vm.kill()?;
     let record = format!("/run/vcpufreq/{pid}.json");
     wait_until("its guardian has cleaned up", PATIENCE, || {
@@ -76,7 +80,7 @@ fn refused_beside(setup: &Setup, line: &[&str]) -> Result<Value> {
 }
 
 /// Whether `vcpufreq rt` refuses this because of process `pid`, and leaves all as it is.
-fn refused(line: &[&str], pid: u32) -> Result<Value> {
+fn refused(line: &[&str], pid: u32) -> Result<LabVerdict> {
     let before = everything()?;
     let output = output(line)?;
     let changed = changes(&before, &everything()?);
@@ -84,23 +88,27 @@ fn refused(line: &[&str], pid: u32) -> Result<Value> {
         &output,
         &[&format!("process {pid}"), "end that guest first"],
     );
-    Ok(json!({
-        "held": told["held"] == true && changed.is_empty(), "told": told, "changed": changed,
-    }))
+    let figures = json!({ "changed": changed });
+    Ok(LabVerdict::with_figures(figures)
+        .part("told", told)
+        .check_none("nothing changes", &changed))
 }
 
 /// One line that contains all of this, and exit code 2.
-fn told(output: &Output, says: &[&str]) -> Value {
+fn told(output: &Output, says: &[&str]) -> LabVerdict {
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     let all = says.iter().all(|text| said.contains(text));
     let code = output.status.code();
-    json!({ "held": all && said.lines().count() == 1 && code == Some(2), "said": said, "code": code })
+    LabVerdict::with_figures(json!({ "said": said, "code": code }))
+        .check("it names the cause", all, &said)
+        .check("one line", said.lines().count() == 1, &said)
+        .check_eq("the exit code", &code, Some(2))
 }
 
 /// With a real-time guest on pCPUs `first` to `last`, the host's last ones, which `vcpufreq rt apply`
 /// has set apart: others that are pinned there, alone or among other pCPUs. One that isn't pinned
 /// boots beside it, and the cpuset keeps it off.
-pub fn others((first, last): (u32, u32)) -> Result<Value> {
+pub fn others((first, last): (u32, u32)) -> Result<LabVerdict> {
     let pinned = |pins: &str| Setup {
         pins: vec![pins.to_owned()],
         silent: true,
@@ -125,6 +133,8 @@ pub fn others((first, last): (u32, u32)) -> Result<Value> {
     let allowed = beside.allowed(0)?;
     beside.quit()?;
     let off = allowed == format!("0-{}", first - 1);
-    let held = off && cases.iter().all(|case| case["held"] == true);
-    Ok(json!({ "held": held, "pinned_there": cases, "not_pinned_ran_on": allowed }))
+    Ok(LabVerdict::default()
+        .check("one that isn't pinned keeps off", off, &allowed)
+        .parts("pinned_there", cases)
+        .figure("not_pinned_ran_on", allowed))
 }

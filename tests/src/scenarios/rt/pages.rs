@@ -2,7 +2,8 @@
 //! A guest whose memory is one page of 1 GiB.
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::plan::Plan;
 use crate::harness::sysfs;
@@ -12,7 +13,7 @@ const PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB";
 
 /// Refused with one line as long as the host has no such page; then the guest
 /// boots in it and answers, and gives it back.
-pub fn gib_page(plan: &Plan, pcpu: u32) -> Result<Value> {
+pub fn gib_page(plan: &Plan, pcpu: u32) -> Result<LabVerdict> {
     let setup = Setup {
         mem_mib: Some(1024),
         ..plan
@@ -36,11 +37,12 @@ pub fn gib_page(plan: &Plan, pcpu: u32) -> Result<Value> {
     guest.quit()?;
     let after = free()?;
     sysfs::write(pages("nr_hugepages"), 0)?;
-    Ok(json!({
-        "held": told && !kernel.is_empty()
-            && [before, meanwhile, after] == [1, 0, 1],
-        "without_one": line, "free": [before, meanwhile, after],
-    }))
+    let free = [before, meanwhile, after];
+    let figures = json!({ "without_one": line, "free": free });
+    Ok(LabVerdict::with_figures(figures)
+        .check("refused without one", told, line)
+        .check("the guest boots", !kernel.is_empty(), &kernel)
+        .check_eq("it takes one and gives it back", &free, [1, 0, 1]))
 }
 
 fn pages(file: &str) -> String {

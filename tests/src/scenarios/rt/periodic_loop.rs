@@ -15,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::guest;
 use crate::harness::console_commands::{insmod, rmmod};
@@ -39,7 +40,7 @@ const HOGS: &str = "4";
 /// The guest's programs take 60 MiB, packed and unpacked.
 const MEM_MIB: u32 = 512;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let cpu = *policies
         .last()
@@ -50,10 +51,10 @@ pub fn run(plan: &Plan) -> Result<Value> {
         succeeded(&["apply", "--guest", &format!("plc={cpu}")])?;
         let in_guest = guest_row(plan, little, cpu)?;
         succeeded(&["restore"])?;
-        return Ok(json!({
-            "held": counted(&in_guest) && at_most(&in_guest, 1), "emulated": true, "cpu": cpu,
-            "in_guest": in_guest,
-        }));
+        let figures = json!({ "emulated": true, "cpu": cpu, "in_guest": in_guest });
+        return Ok(LabVerdict::with_figures(figures)
+            .check("cycles are counted", counted(&in_guest), &in_guest)
+            .check("at most one is late", at_most(&in_guest, 1), &in_guest));
     }
     let up = Command::new("/bin/busybox")
         .args(["ip", "link", "set", "lo", "up"])
@@ -72,12 +73,17 @@ pub fn run(plan: &Plan) -> Result<Value> {
     // The emulated CPUs share one stream of instructions: beside the flood one cycle may be late,
     // which makes the next one short.
     let exact = at_most(&rows[2], 0) && at_most(&rows[3], 1);
-    let flooded = rows[3]["pings"].as_u64() >= Some(1000);
-    Ok(json!({
-        "held": exact && flooded && rows.iter().all(counted) && counted(&in_guest)
-            && refusals(cpu)?,
+    let pings = &rows[3]["pings"];
+    let flooded = pings.as_u64() >= Some(1000);
+    let figures = json!({
         "emulated": true, "no_network_card": true, "cpu": cpu, "rows": rows, "in_guest": in_guest,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("real-time cycles are in time", exact, &rows[2..])
+        .check("pings flood", flooded, pings)
+        .check("cycles are counted", rows.iter().all(counted), &rows)
+        .check("the guest's are counted", counted(&in_guest), &in_guest)
+        .check("what can't be is refused", refusals(cpu)?, ()))
 }
 
 /// Whether at most so many cycles were short, and as many long.

@@ -7,9 +7,10 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_bench::piped::threads;
 use vcpufreq_host::CpuList;
+use vcpufreq_tests::LabVerdict;
 
 use super::inventory::{self, bound_file};
 use crate::harness::leftovers::left_soon;
@@ -37,7 +38,7 @@ pub(super) enum KilledPart {
     Both,
 }
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let (little, cpu) = (policies[0].cpu(), *policy.cpus.last().context("no CPU")?);
@@ -69,11 +70,11 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let changed = inventory::changes(&applied, &inventory::everything()?);
     succeeded(&["restore"])?;
     let left = inventory::changes(&before, &inventory::everything()?);
-    let held = rounds.iter().all(|round| round["held"] == true);
-    Ok(json!({
-        "held": held && changed.is_empty() && left.is_empty(),
-        "refused": refused, "rounds": rounds, "changed": changed, "left": left,
-    }))
+    let figures = json!({ "refused": refused, "changed": changed, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .parts("rounds", rounds)
+        .check_none("what apply set stays", &changed)
+        .check_none("nothing is left", &left))
 }
 
 /// A guest of QEMU's whose second vCPU is real-time, on `cpu`.
@@ -101,7 +102,7 @@ fn round(
     setup: &Setup,
     (policy, cpu, floor): (&Policy, u32, u32),
     killed: KilledPart,
-) -> Result<Value> {
+) -> Result<LabVerdict> {
     let mut vm = Vm::boot_real_time(setup)?;
     plan.load_driver(&mut vm)?;
     set_governor(&mut vm, 1, "userspace")?;
@@ -112,12 +113,12 @@ fn round(
         clamps.push(vm.settled_clamp(1, (wanted, 1024))? == (wanted, 1024));
     }
     let alone = alone(&vm, &[("1 1", cpu)])?;
-    let mut goes_on = json!({ "held": true });
+    let mut goes_on = None;
     if killed != KilledPart::Qemu {
         vm.kill_prefix()?;
     }
     if killed == KilledPart::Server {
-        goes_on = as_before(&vm, cpu)?;
+        goes_on = Some(as_before(&vm, cpu)?);
     }
     vm.kill()?;
     if killed != KilledPart::Qemu {
@@ -128,17 +129,23 @@ fn round(
     // That of `rt apply`.
     left.retain(|path| !path.contains("vcpufreq-rt."));
     let bound = sysfs::text(bound_file(cpu))?;
-    let held = alone["held"] == true && goes_on["held"] == true && left.is_empty();
-    Ok(json!({
-        "held": held && clamps == [true, true] && bound != BOUND_US,
-        "killed": format!("{killed:?}"), "alone": alone, "clamps": clamps, "goes_on": goes_on,
-        "left": left, "bound_us": bound,
-    }))
+    let figures = json!({
+        "killed": format!("{killed:?}"), "clamps": clamps, "left": left, "bound_us": bound,
+    });
+    let mut verdict = LabVerdict::with_figures(figures)
+        .part("alone", alone)
+        .check_none("nothing is left", &left)
+        .check_eq("requests are in force", &clamps, [true, true])
+        .check("the latency is free", bound != BOUND_US, &bound);
+    if let Some(goes_on) = goes_on {
+        verdict = verdict.part("goes_on", goes_on);
+    }
+    Ok(verdict)
 }
 
 /// QEMU's threads, by where they may run, how they are scheduled, and their cgroup. From vCPU 1 on, each
 /// is real-time: its priority and policy, and its pCPU.
-pub(super) fn alone(vm: &Vm, real_time: &[(&str, u32)]) -> Result<Value> {
+pub(super) fn alone(vm: &Vm, real_time: &[(&str, u32)]) -> Result<LabVerdict> {
     let pid = vm.pid();
     let mut wrong = Vec::new();
     for (tid, name) in threads(pid)? {
@@ -168,18 +175,20 @@ pub(super) fn alone(vm: &Vm, real_time: &[(&str, u32)]) -> Result<Value> {
         wanted.push(*priority);
     }
     let locked: u64 = sysfs::field(format!("/proc/{pid}/status"), "VmLck")?;
-    let held = wrong.is_empty()
-        && scheduling == wanted
-        && locked >= LOCKED_KIB
-        && bounds.iter().all(|bound| bound == BOUND_US);
-    Ok(json!({
-        "held": held, "wrong": wrong, "priorities_and_policies": scheduling, "locked_kib": locked,
+    let bound = bounds.iter().all(|bound| bound == BOUND_US);
+    let figures = json!({
+        "wrong": wrong, "priorities_and_policies": scheduling, "locked_kib": locked,
         "bounds_us": bounds,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("each thread is in its place", &wrong)
+        .check_eq("scheduled as written", &scheduling, wanted)
+        .check("memory is locked", locked >= LOCKED_KIB, locked)
+        .check("latencies are bound", bound, &bounds))
 }
 
 /// Whether a QEMU whose server was killed is soon as it was before.
-fn as_before(vm: &Vm, cpu: u32) -> Result<Value> {
+fn as_before(vm: &Vm, cpu: u32) -> Result<LabVerdict> {
     let pid = vm.pid();
     let own = fs::read_to_string("/proc/self/cgroup")?;
     let look = || {
@@ -190,5 +199,6 @@ fn as_before(vm: &Vm, cpu: u32) -> Result<Value> {
     };
     let wanted = ("0 0".to_owned(), true, false);
     let found = settled(SOON, look, |found| *found == wanted)?;
-    Ok(json!({ "held": found == wanted, "found": found }))
+    let figures = json!({ "found": found });
+    Ok(LabVerdict::with_figures(figures).check_eq("its threads are as before", &found, wanted))
 }

@@ -16,6 +16,7 @@ use nix::mount::{MsFlags, mount, umount};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::exec::around_a_command;
 use super::impostors;
@@ -47,26 +48,25 @@ watermark-scale-factor = 100
 watermark-boost-factor = 0
 ";
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     with_others(tried)
 }
 
 /// How much of it a killed one has done is chance.
-pub fn kills(_plan: &Plan) -> Result<Value> {
+pub fn kills(_plan: &Plan) -> Result<LabVerdict> {
     with_others(|| {
         configure()?;
         let before = everything()?;
         let applies = killed(&before, &[], &["apply", "--config", CONFIG])?;
         let restores = killed(&before, &["apply", "--config", CONFIG], &["restore"])?;
-        Ok(json!({
-            "held": applies.held() && restores.held(),
-            "apply_killed": applies.json(), "restore_killed": restores.json(),
-        }))
+        Ok(LabVerdict::default()
+            .part("apply_killed", applies.verdict())
+            .part("restore_killed", restores.verdict()))
     })
 }
 
 /// With values other than the profile's.
-fn with_others(work: impl FnOnce() -> Result<Value>) -> Result<Value> {
+fn with_others(work: impl FnOnce() -> Result<LabVerdict>) -> Result<LabVerdict> {
     for (path, own, other) in OTHERS {
         let now = sysfs::text(path)?;
         ensure!(now.trim() == own.to_string(), "{path} starts with {now}");
@@ -93,7 +93,7 @@ fn configure() -> Result<u32> {
     Ok(cpu)
 }
 
-fn tried() -> Result<Value> {
+fn tried() -> Result<LabVerdict> {
     let cpu = configure()?;
     let before = everything()?;
     let unprivileged = without_privilege(&before, cpu)?;
@@ -103,18 +103,24 @@ fn tried() -> Result<Value> {
     let refused = refusals(&before)?;
     let reboot = another_boot(&before)?;
     let exec = around_a_command(&before, cpu)?;
-    Ok(json!({
-        "held": checked["held"] == true && cut_off && performance && refused && reboot
-            && unprivileged["held"] == true && impostors["held"] == true && exec["held"] == true,
-        "files_compared": before.len(), "unprivileged": unprivileged, "check": checked, "others_are_cut_off": cut_off,
-        "impostors": impostors, "performance_there_and_back": performance,
+    let figures = json!({
+        "files_compared": before.len(), "others_are_cut_off": cut_off,
+        "performance_there_and_back": performance,
         "refusing_file_came_back": refused, "other_boot_wrote_nothing": reboot,
-        "exec": exec,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .part("check", checked)
+        .check("others are cut off", cut_off, ())
+        .check("performance goes there and back", performance, ())
+        .check("a file that refuses comes back", refused, ())
+        .check("another boot writes nothing", reboot, ())
+        .part("unprivileged", unprivileged)
+        .part("impostors", impostors)
+        .part("exec", exec))
 }
 
 /// Applies, checks, restores.
-fn there_and_back(before: &Inventory, cpu: u32) -> Result<(Value, bool)> {
+fn there_and_back(before: &Inventory, cpu: u32) -> Result<(LabVerdict, bool)> {
     let plan = json_of(&["plan", "--config", CONFIG, "--json"])?;
     ensure!(everything()? == *before, "planning changed something");
     succeeded(&["apply", "--config", CONFIG])?;
@@ -133,15 +139,26 @@ fn there_and_back(before: &Inventory, cpu: u32) -> Result<(Value, bool)> {
     let left = changes(before, &everything()?);
     let planned = plan["plan"]["settings"].as_array().map_or(0, Vec::len);
     let record_gone = !Path::new(RECORD).exists();
-    let held = not.is_empty() && effective == planned && left.is_empty() && record_gone;
-    let report = json!({
-        "held": held && unlisted.is_empty() && not_compared.is_empty() && changed.len() > 30 && bind(cpu).is_ok(),
+    let figures = json!({
         "settings": planned, "changed_and_not_planned": unlisted,
         "planned_and_not_compared": not_compared,
         "effective": effective, "not": not, "files_changed": changed.len(),
         "left_after_restore": left, "absent": plan["plan"]["absent"],
         "unseen": plan["plan"]["unseen"], "cmdline": plan["plan"]["cmdline"],
     });
+    let report = LabVerdict::with_figures(figures)
+        .check_none("each setting is effective", &not)
+        .check(
+            "as many as planned",
+            effective == planned,
+            (effective, planned),
+        )
+        .check_none("nothing is left", &left)
+        .check("the record is gone", record_gone, ())
+        .check_none("what changes is planned", &unlisted)
+        .check_none("what is planned is compared", &not_compared)
+        .check("files change", changed.len() > 30, changed.len())
+        .check("others may run there again", bind(cpu).is_ok(), cpu);
     Ok((report, cut_off))
 }
 
@@ -181,7 +198,7 @@ fn unlisted(plan: &Value, changed: &[String]) -> Vec<String> {
 
 /// As an unprivileged user: plan and check list what they couldn't read, apply is refused, nothing
 /// is changed.
-fn without_privilege(before: &Inventory, cpu: u32) -> Result<Value> {
+fn without_privilege(before: &Inventory, cpu: u32) -> Result<LabVerdict> {
     let guest = format!("plc={cpu}");
     let mut unseen = Vec::new();
     for word in ["plan", "check"] {
@@ -209,10 +226,12 @@ fn without_privilege(before: &Inventory, cpu: u32) -> Result<Value> {
         && !Path::new(RECORD).exists();
     let untouched = everything()? == *before;
     // The kernel's configuration is hidden from root as well.
-    Ok(json!({
-        "held": unseen.iter().all(|count| *count > 1) && refused && untouched,
-        "unseen_by_plan_and_check": unseen, "apply_refused": refused,
-    }))
+    let figures = json!({ "unseen_by_plan_and_check": unseen, "apply_refused": refused });
+    let told = unseen.iter().all(|count| *count > 1);
+    Ok(LabVerdict::with_figures(figures)
+        .check("what is hidden is told", told, &unseen)
+        .check("apply is refused", refused, ())
+        .check("nothing changes", untouched, ()))
 }
 
 /// The governor's own tunables go with it and come back: the vendors' profiles do that.
@@ -251,12 +270,18 @@ struct Killed {
 }
 
 impl Killed {
-    fn held(&self) -> bool {
-        self.left.is_empty() && self.in_the_middle * 2 > self.times && self.times > 20
-    }
-
-    fn json(&self) -> Value {
-        json!({ "times": self.times, "in_the_middle": self.in_the_middle, "left": self.left })
+    fn verdict(&self) -> LabVerdict {
+        let figures =
+            json!({ "times": self.times, "in_the_middle": self.in_the_middle, "left": self.left });
+        let counts = (self.in_the_middle, self.times);
+        LabVerdict::with_figures(figures)
+            .check_none("nothing is left", &self.left)
+            .check(
+                "half in the middle",
+                self.in_the_middle * 2 > self.times,
+                counts,
+            )
+            .check("enough are killed", self.times > 20, self.times)
     }
 }
 

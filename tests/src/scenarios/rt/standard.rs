@@ -7,6 +7,7 @@ use std::fs;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
 
 use super::inventory::{Inventory, changes, everything};
 use crate::harness::plan::Plan;
@@ -17,7 +18,7 @@ use crate::harness::sysfs;
 const PROFILE: &str = "/run/standard.toml";
 const EXPEDITED: &str = "/sys/kernel/rcu_expedited";
 
-pub fn run(_plan: &Plan) -> Result<Value> {
+pub fn run(_plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let cpu = *policy.cpus.last().context("no CPU")?;
@@ -37,11 +38,21 @@ pub fn run(_plan: &Plan) -> Result<Value> {
         governors.push(there_and_back(&before, (policy, cpu), &setting)?);
     }
     let good = |one: &Value| one["effects"]["governor"] == "effective" && one["left"] == json!([]);
-    let all = governors.iter().all(good) && governors.len() == known.split_whitespace().count();
-    Ok(json!({
-        "held": effective && at_work && first["left"] == json!([]) && all && governors.len() > 2,
-        "settings": first, "governors": governors,
-    }))
+    let good = governors.iter().all(good);
+    let each = governors.len() == known.split_whitespace().count();
+    let left = &first["left"];
+    let figures = json!({ "settings": first, "governors": governors });
+    Ok(LabVerdict::with_figures(figures)
+        .check("settings are effective", effective, &first)
+        .check("and at work", at_work, &first)
+        .check_eq("nothing is left", left, json!([]))
+        .check(
+            "each governor is effective and leaves nothing",
+            good,
+            &governors,
+        )
+        .check("each governor is tried", each, &known)
+        .check("governors", governors.len() > 2, &known))
 }
 
 /// With these settings alone: the verdict of check on each, and what isn't as before after restore.
