@@ -151,15 +151,6 @@ impl LabVerdict {
     }
 }
 
-/// Of a scenario whose verdict is made by hand.
-impl From<Value> for LabVerdict {
-    fn from(mut made: Value) -> Self {
-        let fields = made.as_object_mut();
-        let held = fields.and_then(|fields| fields.remove("held"));
-        Self::with_figures(made).check("held", held == Some(true.into()), ())
-    }
-}
-
 impl ScenarioReport {
     /// The same of the scenario, with its name, and the checks that failed, if any did.
     pub fn json(&self) -> Value {

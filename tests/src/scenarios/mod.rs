@@ -23,8 +23,6 @@ pub mod qemu;
 pub mod rt;
 
 use anyhow::{Result, bail};
-#[cfg(feature = "bpf")]
-use serde_json::Value;
 use vcpufreq_tests::LabVerdict;
 
 use crate::harness::boost;
@@ -42,12 +40,6 @@ pub fn run(name: &str, plan: &Plan) -> Result<LabVerdict> {
         Some(name) => boost::with(|| scenario(name, plan)),
         None => scenario(name, plan),
     }
-}
-
-/// A verdict that is made by hand.
-#[cfg(feature = "bpf")]
-fn old(made: Result<Value>) -> Result<LabVerdict> {
-    made.map(LabVerdict::from)
 }
 
 fn scenario(name: &str, plan: &Plan) -> Result<LabVerdict> {
@@ -166,7 +158,7 @@ fn with_bpf(name: &str, plan: &Plan) -> Option<Result<LabVerdict>> {
         "fallbacks" => Some(paths::fallbacks::run(plan)),
         "fallbacks:start" => Some(paths::fallbacks::at_start(plan)),
         "fallbacks:reset" => Some(paths::fallbacks::reset(plan)),
-        _ => old(bpf::run(name, plan)),
+        _ => bpf::run(name, plan),
     }
 }
 

@@ -4,11 +4,12 @@
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore as _, MapFlags, Object, ObjectBuilder, ProgramInput};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_device::{
     Clamp, ClampMode, DomainId, Headroom, Khz, PcpuPerf, PerfTable, SET_PERF_KHZ, Util, VcpuSpec,
     clamp, nearest_entry, performance,
 };
+use vcpufreq_tests::LabVerdict;
 
 const OBJECT: &str = "/lab/bpf/arith.bpf.o";
 /// Results of one call, and bytes of each, as the object has them.
@@ -88,7 +89,7 @@ const CASES: [Case; 11] = [
     ),
 ];
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let object = ObjectBuilder::default().open_file(OBJECT)?.load()?;
     let (mut compared, mut wrong) = (0_u64, Vec::new());
     for case in &CASES {
@@ -107,9 +108,10 @@ pub fn run() -> Result<Value> {
             }
         }
     }
-    Ok(
-        json!({ "held": wrong.is_empty() && compared > 4_500_000, "compared": compared, "wrong": wrong }),
-    )
+    let figures = json!({ "compared": compared, "wrong": wrong });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("no result is wrong", &wrong)
+        .check("enough are compared", compared > 4_500_000, compared))
 }
 
 fn compute(object: &Object, inputs: &[u8]) -> Result<Vec<u8>> {

@@ -18,9 +18,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_device::{Clamp, Util};
 use vcpufreq_host_bpf::{DEVICE, HostModule};
+use vcpufreq_tests::LabVerdict;
 
 use super::group::ClampGroup;
 use crate::harness::console_commands::{insmod, rmmod, unload_host_module};
@@ -47,7 +48,7 @@ const MOST_ALLOCATIONS: u32 = 24;
 const APPLY: libc::Ioctl = 0x4010_cf02;
 const STATS: libc::Ioctl = 0xc098_cf03;
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     // Earlier reports are of earlier scenarios.
     kernel_log::look()?;
     insmod("vcpufreq_host", "")?;
@@ -71,11 +72,17 @@ pub fn run() -> Result<Value> {
         .iter()
         .all(|call| of(&format!("{call} ok")) > 20 && of(&format!("{call} refused")) > 20);
     let reports = kernel_log::look()?.reports;
-    let tried = tried && (!faults::exist() || of("failed allocations") > 100);
-    let held = reports.is_empty() && works && tried && of("map ok") + of("other ok") == 0;
-    Ok(json!({
-        "held": held, "calls": counted, "works_afterwards": works, "reports": reports,
-    }))
+    let failed = !faults::exist() || of("failed allocations") > 100;
+    let others = of("map ok") + of("other ok");
+    let figures = json!({
+        "calls": counted, "works_afterwards": works, "reports": reports,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_none("the kernel reports nothing", &reports)
+        .check("the module works afterwards", works, ())
+        .check("each call is right at times, and wrong", tried, &counted)
+        .check("allocations fail", failed, of("failed allocations"))
+        .check_eq("no other call is right", &others, 0))
 }
 
 /// One round: processes, of which one is killed, every other one with a flooding guest, whose programs

@@ -6,9 +6,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_device::{CEILING_SHIFT, ClampMode, SET_PERF_KHZ, Util};
 use vcpufreq_host_bpf::{ApplyOutcome, BpfEvent, HostModule};
+use vcpufreq_tests::LabVerdict;
 
 use super::vcpu::{FLOOD, FROM_KHZ, ONE, STEP_KHZ, TinyVcpu, own_clamps, set_limit, stores};
 
@@ -17,7 +18,7 @@ const CEILING: u32 = 5 << CEILING_SHIFT;
 const FREE: u32 = 1024;
 
 /// Whether all hold, and what was seen.
-pub(super) fn row(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
+pub(super) fn row(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     let before = vcpu.how.clone();
     set_mode(vcpu, ClampMode::Ceilings)?;
     let util = vcpu.policy.util(FROM_KHZ);
@@ -46,23 +47,28 @@ pub(super) fn row(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Val
     vcpu.how = before;
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     vcpu.vm.run(stores(1, FROM_KHZ, 0), |_, _| ())?;
-    let held = in_force == (util, util)
-        && (told, told_again) == (1, 0)
-        && renewed > first
-        && !too_early
-        && ended
-        && after == (util, FREE)
-        && left.is_none()
-        && !twice
-        && waited_max == Some(Util::MAX)
-        && floor == (top, FREE)
-        && latest == SET_PERF_KHZ;
-    let row = json!({
+    let figures = json!({
         "in_force": in_force, "told": [told, told_again], "renewed_by_ns": renewed - first,
         "too_early": too_early, "ended": ended, "after": after, "left": left, "twice": twice,
         "waited": waited, "in_mode_floor": floor, "latest_in_mode_floor": latest,
     });
-    Ok((held, row))
+    let told = (told, told_again);
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("a ceiling is in force", &in_force, (util, util))
+        .check_eq("it is told once", &told, (1, 0))
+        .check("it is renewed", renewed > first, (renewed, first))
+        .check("it isn't lifted early", !too_early, ())
+        .check("it ends", ended, ())
+        .check_eq("then there is none", &after, (util, FREE))
+        .check("nothing is left of it", left.is_none(), left)
+        .check("it isn't lifted twice", !twice, ())
+        .check(
+            "one that waits has none",
+            waited_max == Some(Util::MAX),
+            &waited,
+        )
+        .check_eq("none in mode floor", &floor, (top, FREE))
+        .check_eq("the latest in mode floor", &latest, SET_PERF_KHZ))
 }
 
 fn set_mode(vcpu: &mut TinyVcpu, mode: ClampMode) -> Result<()> {

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use libbpf_rs::{Link, MapCore, Object, ObjectBuilder};
 use serde_json::{Value, json};
 use vcpufreq_host::SCHED_DEBUG;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::policy::Policy;
 use crate::harness::wait::{SOON, wait_until};
@@ -21,7 +22,7 @@ pub const STATE: &str = "/sys/kernel/sched_ext/state";
 /// Other than the fair server's 50 ms, for the two to differ.
 const RUNTIME_NS: u64 = 100_000_000;
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.first().context("no policy")?;
     let file = |cpu| format!("{SCHED_DEBUG}/ext_server/cpu{cpu}/runtime");
@@ -45,16 +46,17 @@ pub fn run() -> Result<Value> {
     takes_few.end()?;
     set(before)?;
     let after = look(policy)?;
-    // 50 and 100 ms of 1 s, of 1024.
-    let held = fair == at(policy, 51)
-        && all == at(policy, 102)
-        && none == at(policy, 0)
-        && few == 153
-        && after == at(policy, 51);
-    Ok(json!({
-        "held": held, "fair": fair, "takes_all": all, "takes_all_without_server": none,
+    let figures = json!({
+        "fair": fair, "takes_all": all, "takes_all_without_server": none,
         "takes_few_util": few, "after": after,
-    }))
+    });
+    // 50 and 100 ms of 1 s, of 1024.
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("the fair server's alone", &fair, at(policy, 51))
+        .check_eq("with a scheduler of all tasks", &all, at(policy, 102))
+        .check_eq("without its server", &none, at(policy, 0))
+        .check_eq("with one of few tasks", &few, 153)
+        .check_eq("afterwards", &after, at(policy, 51)))
 }
 
 /// The utilization that doctor names, and the lowest frequency of a busy CPU under a ceiling of 0.

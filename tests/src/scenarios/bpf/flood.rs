@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_host_bpf::{ActuateBy, HostModule};
+use vcpufreq_tests::LabVerdict;
 
 use super::group::ClampGroup;
 use super::lock_hold;
@@ -124,7 +125,7 @@ fn spawn(by: &str, deed: &str) -> Result<Child> {
     Ok(child)
 }
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     console_commands::insmod("vcpufreq_host", "")?;
     let kfunc = beside("kfunc");
     console_commands::unload_host_module()?;
@@ -135,8 +136,14 @@ pub fn run() -> Result<Value> {
     drop(service);
     let (kfunc, by_scx) = (kfunc?, by_scx?);
     // Clamps share the kernel's locks with cgroups, so that these take longer.
-    let held = within(&kfunc, [110, 125, 125, 125]) && within(&by_scx, [110; 4]) && seldom(&kfunc);
-    Ok(json!({ "held": held, "emulated": true, "cgroup_write": kfunc, "scx": by_scx }))
+    let by_kfunc = within(&kfunc, [110, 125, 125, 125]);
+    let little = within(&by_scx, [110; 4]);
+    let seldom = seldom(&kfunc);
+    let figures = json!({ "emulated": true, "cgroup_write": kfunc, "scx": by_scx });
+    Ok(LabVerdict::with_figures(figures)
+        .check("others take little longer beside clamps", by_kfunc, &kfunc)
+        .check("and beside scx", little, &by_scx)
+        .check("the lock is seldom held", seldom, &kfunc["asks"]["lock"]))
 }
 
 /// Whether each takes so many percent at most of what it takes beside a guest that computes.

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostBpf, HostModule};
+use vcpufreq_tests::LabVerdict;
 
 use super::group::ClampGroup;
 use super::programs::{BASE, histogram, like, start};
@@ -66,7 +67,7 @@ const TURNS: u64 = 4_000_000 / 6;
 
 /// Every way, on each scheduler: no dips by a cgroup, from every writer but a real-time kernel's worker,
 /// nor by scx.
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     console_commands::insmod("vcpufreq_host", "")?;
     // A FIFO thread starts with the maximum as its own clamp.
     sysfs::write("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0)?;
@@ -98,8 +99,7 @@ pub fn run() -> Result<Value> {
     }
     sysfs::write(BANDWIDTH, bandwidth)?;
     console_commands::unload_host_module()?;
-    let held = rows.iter().all(|row| row["held"] == true);
-    Ok(json!({ "held": held, "rows": rows }))
+    Ok(LabVerdict::default().parts("rows", rows))
 }
 
 struct WayResult {
@@ -112,20 +112,29 @@ struct WayResult {
 }
 
 impl WayResult {
-    fn row(self, way: Way, name: &str, scheduler: SchedPolicy) -> Value {
+    fn row(self, way: Way, name: &str, scheduler: SchedPolicy) -> LabVerdict {
         // That the first one dips is why it isn't taken.
         let dips = way == Way::ExitThread;
-        let held = self.dips.changes >= CHANGES
-            && self.missed == 0
-            && self.dips.dips.is_empty() != dips
-            // On FIFO a clamp's frequency follows at some changes only.
-            && (way != Way::Scx || self.dips.enough());
-        json!({
-            "held": held, "way": name, "scheduler": format!("{scheduler:?}").to_uppercase(),
+        let dips_are = self.dips.dips.is_empty() != dips;
+        // On FIFO a clamp's frequency follows at some changes only.
+        let enough = way != Way::Scx || self.dips.enough();
+        let figures = json!({
+            "way": name, "scheduler": format!("{scheduler:?}").to_uppercase(),
             "changes": self.dips.changes, "moves": self.dips.moves,
             "dips": self.dips.dips.len(), "clamp_missed": self.missed, "exits": self.exits,
             "first_dip": self.dips.dips.first(), "clamp_after_ns": self.clamp_after_ns,
-        })
+        });
+        let all = (
+            name,
+            self.dips.changes,
+            self.dips.moves,
+            self.dips.dips.len(),
+        );
+        LabVerdict::with_figures(figures)
+            .check("changes", self.dips.changes >= CHANGES, all)
+            .check("no clamp is missed", self.missed == 0, (name, self.missed))
+            .check("the first way alone dips", dips_are, all)
+            .check("enough moves by scx", enough, all)
     }
 }
 

@@ -6,9 +6,10 @@ use std::num::NonZeroU32;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_device::{RateLimit, VcpuId};
 use vcpufreq_host_bpf::HostBpf;
+use vcpufreq_tests::LabVerdict;
 
 use super::programs::{BASE, like, start};
 use super::tiny_vm::{Deed, TinyVm};
@@ -18,12 +19,10 @@ use super::vcpu::{
 use crate::harness::load;
 use crate::harness::policy::Policy;
 
-pub fn run() -> Result<Value> {
-    let (pages_hold, pages) = all_pages()?;
-    let (writers_hold, writers) = two_writers()?;
-    Ok(json!({
-        "held": pages_hold && writers_hold, "all_pages": pages, "two_writers": writers,
-    }))
+pub fn run() -> Result<LabVerdict> {
+    Ok(LabVerdict::default()
+        .part("all_pages", all_pages()?)
+        .part("two_writers", two_writers()?))
 }
 
 /// Two vCPUs in these domains, and their limit.
@@ -66,7 +65,7 @@ fn passed(host: &HostBpf) -> u64 {
 }
 
 /// A vCPU writes its own register and another's; then that one writes its own.
-fn all_pages() -> Result<(bool, Value)> {
+fn all_pages() -> Result<LabVerdict> {
     const EACH: u64 = 600;
     let host = host([0, 1], PER_SECOND, BURST)?;
     let by = |vcpu, registers: &'static [u64]| {
@@ -82,12 +81,14 @@ fn all_pages() -> Result<(bool, Value)> {
     let one = by(0, &[SET_PERF, OTHERS_SET_PERF])?;
     let other = by(1, &[OTHERS_SET_PERF])?;
     let right = |(passed, most)| (u64::from(BURST)..=most).contains(&passed);
-    let row = json!({ "requests_of_one": 2 * EACH, "passed_and_most": one, "of_other": other });
-    Ok((right(one) && right(other), row))
+    let figures = json!({ "requests_of_one": 2 * EACH, "passed_and_most": one, "of_other": other });
+    Ok(LabVerdict::with_figures(figures)
+        .check("one vCPU's are within the limit", right(one), one)
+        .check("the other's are", right(other), other))
 }
 
 /// Two vCPUs write one register at the same time.
-fn two_writers() -> Result<(bool, Value)> {
+fn two_writers() -> Result<LabVerdict> {
     const EACH: u64 = 50_000;
     const BURST: u32 = 60_000;
     let host = host([0, 0], 1, BURST)?;
@@ -103,7 +104,7 @@ fn two_writers() -> Result<(bool, Value)> {
     })?;
     let most = most_passed(1, BURST, started);
     let passed = passed(&host);
-    let held = (u64::from(BURST)..=most).contains(&passed);
-    let row = json!({ "requests": 2 * EACH, "passed": passed, "at_most": most });
-    Ok((held, row))
+    let within = (u64::from(BURST)..=most).contains(&passed);
+    let figures = json!({ "requests": 2 * EACH, "passed": passed, "at_most": most });
+    Ok(LabVerdict::with_figures(figures).check("within the limit", within, passed))
 }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, HostModule};
+use vcpufreq_tests::LabVerdict;
 
 use super::group::ClampGroup;
 use super::programs::{BASE, like, start};
@@ -26,7 +27,7 @@ const START_MS: u64 = 4;
 const RESIDENT_KIB: u64 = 32;
 const SETTLE: Duration = Duration::from_millis(500);
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     console_commands::insmod("vcpufreq_host", "")?;
     let mut rows = Vec::new();
     for count in COUNTS {
@@ -46,15 +47,22 @@ pub fn run() -> Result<Value> {
     ];
     let exits = |row: &Value| row["exits"] == 0;
     let grows = |name: &str, most: u64| grows_by(&rows, name).is_some_and(|by| by <= most);
-    let held = names.into_iter().all(alike)
-        && rows.iter().all(exits)
-        && grows("start_virtual_ms", START_MS)
-        && grows("resident_kib", RESIDENT_KIB);
-    Ok(json!({
-        "held": held, "entries": ENTRIES, "rows": rows,
-        "start_virtual_ms_a_vcpu": grows_by(&rows, "start_virtual_ms"),
-        "resident_kib_a_vcpu": grows_by(&rows, "resident_kib"),
-    }))
+    let alike = names.into_iter().all(alike);
+    let starts = grows("start_virtual_ms", START_MS);
+    let takes = grows("resident_kib", RESIDENT_KIB);
+    let (start_ms, kib) = (
+        grows_by(&rows, "start_virtual_ms"),
+        grows_by(&rows, "resident_kib"),
+    );
+    let figures = json!({
+        "entries": ENTRIES, "rows": rows,
+        "start_virtual_ms_a_vcpu": start_ms, "resident_kib_a_vcpu": kib,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("accesses cost the same", alike, &rows)
+        .check("none exits", rows.iter().all(exits), &rows)
+        .check("a vCPU's start", starts, start_ms)
+        .check("a vCPU's memory", takes, kib))
 }
 
 /// From the first row to the last, for each vCPU, rounded up. What grew with the

@@ -7,8 +7,9 @@ use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use anyhow::{Result, anyhow};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_host_bpf::{ActuateBy, HostModule};
+use vcpufreq_tests::LabVerdict;
 
 use super::group::{ClampGroup, write_util};
 use super::vcpu::{FROM_KHZ, SET_PERF, STEP_KHZ, TinyVcpu, own_clamps, stores};
@@ -18,7 +19,7 @@ use crate::harness::{console_commands, load};
 /// What is asked for, and then asked for again.
 const ASKED_KHZ: u32 = FROM_KHZ + 100 * STEP_KHZ;
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     console_commands::insmod("vcpufreq_host", "")?;
     let running = std::thread::Builder::new().spawn(|| {
         let mut vcpu = TinyVcpu::new(ActuateBy::Kfunc)?;
@@ -27,9 +28,11 @@ pub fn run() -> Result<Value> {
     })?;
     let rows = running.join().map_err(|_| anyhow!("the vCPU panicked"))??;
     console_commands::unload_host_module()?;
-    let held = rows.iter().all(|(held, _)| *held);
-    let [group, above, policy] = rows.map(|(_, row)| row);
-    Ok(json!({ "held": held, "group": group, "group_above": above, "policy": policy }))
+    let [group, above, policy] = rows;
+    Ok(LabVerdict::default()
+        .part("group", group)
+        .part("group_above", above)
+        .part("policy", policy))
 }
 
 /// The clamps in force after one request.
@@ -39,7 +42,7 @@ fn ask(vcpu: &mut TinyVcpu, khz: u32) -> Result<(u32, u32)> {
 }
 
 /// The group's floor and ceiling.
-fn group(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
+fn group(vcpu: &mut TinyVcpu) -> Result<LabVerdict> {
     let group = ClampGroup::with_current("meddling")?;
     let module = HostModule::open(1, 1)?;
     module.bind(0, group.min.as_fd(), group.max.as_fd())?;
@@ -58,22 +61,23 @@ fn group(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
     let capped = own_clamps()?;
     let next = ask(vcpu, ASKED_KHZ + STEP_KHZ)?;
     let next_wanted = (vcpu.policy.util(ASKED_KHZ + STEP_KHZ), 1024);
-    let meddled = [lowered, raised, capped] == [(0, 1024), (1000, 1024), (50, 50)];
-    let held = meddled
-        && unchanged == 1
-        && [first, same, again, down] == [wanted; 4]
-        && next == next_wanted;
-    let row = json!({
+    let (meddled, asked) = ([lowered, raised, capped], [first, same, again, down]);
+    let figures = json!({
         "wanted": wanted, "first": first, "asked_again": same, "unchanged": unchanged,
         "floor_lowered": lowered, "then": again, "floor_raised": raised, "then_down": down,
         "capped": capped, "next": next, "next_wanted": next_wanted,
     });
-    Ok((held, row))
+    let meddled_as = meddled == [(0, 1024), (1000, 1024), (50, 50)];
+    Ok(LabVerdict::with_figures(figures)
+        .check("meddling is in force", meddled_as, meddled)
+        .check_eq("the same request is unchanged", &unchanged, 1)
+        .check_eq("each request is in force", &asked, [wanted; 4])
+        .check_eq("and the next", &next, next_wanted))
 }
 
 /// A group above has a lower limit: a repeated request writes nothing, and a limit that is taken
 /// away is noticed.
-fn above(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
+fn above(vcpu: &mut TinyVcpu) -> Result<LabVerdict> {
     let above = ClampGroup::with_current("above")?;
     let below = above.child("meddling")?;
     let module = HostModule::open(1, 1)?;
@@ -90,13 +94,16 @@ fn above(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
     let written = module.applied(0)?.applied - written;
     write_util(&above.min, 1024)?;
     let free = ask(vcpu, ASKED_KHZ)?;
-    let held =
-        (limited, free) == ((util / 2, 1024), (util, 1024)) && (unchanged, written) == (10, 0);
-    let row = json!({
+    let clamps = (limited, free);
+    let counts = (unchanged, written);
+    let figures = json!({
         "limited": limited, "asked_again": 10, "unchanged": unchanged, "written": written,
         "free": free, "wanted": util,
     });
-    Ok((held, row))
+    let as_limited = clamps == ((util / 2, 1024), (util, 1024));
+    Ok(LabVerdict::with_figures(figures)
+        .check("clamps are limited, then free", as_limited, clamps)
+        .check_eq("no request is written again", &counts, (10, 0)))
 }
 
 /// Policy, priority and nice value, one after the other.
@@ -113,7 +120,7 @@ const CLAMPS: u64 = 1_000;
 
 /// chrt and renice, while the vCPU's group is clamped as fast as it can: no clamp is refused. Each
 /// goes on until both have been at work.
-fn policy(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
+fn policy(vcpu: &mut TinyVcpu) -> Result<LabVerdict> {
     let group = ClampGroup::with_current("policy")?;
     let module = HostModule::open(1, 1)?;
     module.bind(0, group.min.as_fd(), group.max.as_fd())?;
@@ -131,12 +138,12 @@ fn policy(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
     })?;
     set_policy_of(tid, (libc::SCHED_OTHER, 0, 0))?;
     let applied = module.applied(0)?;
-    let held = applied.refused == 0;
-    let row = json!({
+    let figures = json!({
         "changes": changes.into_inner(),
         "clamps": applied.applied, "refused": applied.refused, "errno": applied.last_errno,
     });
-    Ok((held, row))
+    let errno = applied.last_errno;
+    Ok(LabVerdict::with_figures(figures).check("no clamp is refused", applied.refused == 0, errno))
 }
 
 fn clamp_until(vcpu: &mut TinyVcpu, enough: impl Fn() -> Result<bool>) -> Result<()> {

@@ -29,7 +29,7 @@ mod vcpu;
 mod waiting;
 
 use anyhow::Result;
-use serde_json::Value;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::plan::Plan;
 
@@ -38,7 +38,7 @@ pub use flood::guest as flood_guest;
 pub use others::{switches, vmm, vms};
 
 /// Carries out a scenario by name, when it is one of these.
-pub fn run(name: &str, plan: &Plan) -> Option<Result<Value>> {
+pub fn run(name: &str, plan: &Plan) -> Option<Result<LabVerdict>> {
     match name {
         "bpf-arithmetic" => Some(arith::run()),
         "bpf-two-vms" => Some(others::two()),

@@ -11,6 +11,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, HostBpf, HostModule};
+use vcpufreq_tests::LabVerdict;
 
 use super::group::ClampGroup;
 use super::programs::{BASE, like, start};
@@ -92,7 +93,7 @@ pub fn vms(words: &[String]) -> Result<()> {
 
 /// So many VMs that end at once by a kill; another one's single look at them frees all. Programs,
 /// links and maps before and after.
-fn many_at_once(lives: &HostBpf) -> Result<(bool, Value)> {
+fn many_at_once(lives: &HostBpf) -> Result<LabVerdict> {
     const VMS: usize = 50;
     let before = objects();
     let mut child = Command::new("/init")
@@ -109,16 +110,18 @@ fn many_at_once(lives: &HostBpf) -> Result<(bool, Value)> {
     lives.sweep();
     // The kernel frees them after a grace period.
     let after = settled(10 * SOON, || Ok(objects()), |now| no_more(*now, before))?;
-    let held = no_more(after, before) && with.0 >= before.0 + VMS;
-    let row = json!({
+    let counts = format!("{before:?} {with:?} {after:?}");
+    let figures = json!({
         "vms": VMS, "before": format!("{before:?}"), "with": format!("{with:?}"),
         "after": format!("{after:?}"),
     });
-    Ok((held, row))
+    Ok(LabVerdict::with_figures(figures)
+        .check("all of theirs is freed", no_more(after, before), &counts)
+        .check("each has programs", with.0 >= before.0 + VMS, &counts))
 }
 
 /// Two VMs with the same addresses at once: each sees its own guest's writes alone.
-pub fn two() -> Result<Value> {
+pub fn two() -> Result<LabVerdict> {
     const TIMES: u64 = 5_000;
     console_commands::insmod("vcpufreq_host", "")?;
     let mut rows = Vec::new();
@@ -132,18 +135,20 @@ pub fn two() -> Result<Value> {
         stdout.read_to_string(&mut text)?;
         ensure!(child.wait()?.success(), "a VMM failed: {text}");
         let row: Value = serde_json::from_str(text.trim())?;
-        let right = row["requests"] == TIMES && row["latest_khz"] == *value && row["missed"] == 0;
-        rows.push((right, row));
+        let counts = ["requests", "latest_khz", "missed"].map(|key| row[key].clone());
+        let verdict = LabVerdict::with_figures(row)
+            .check_eq("each request is counted", &counts[0], TIMES)
+            .check_eq("the latest is its own", &counts[1], *value)
+            .check_eq("none is missed", &counts[2], 0);
+        rows.push(verdict);
     }
     console_commands::unload_host_module()?;
-    let held = rows.iter().all(|(right, _)| *right);
-    let rows: Vec<Value> = rows.into_iter().map(|(_, row)| row).collect();
-    Ok(json!({ "held": held, "vms": rows }))
+    Ok(LabVerdict::default().parts("vms", rows))
 }
 
 /// VMMs killed at various moments of start-up and run, beside one that lives: no program, link or
 /// map of theirs is left, and the module can be removed.
-pub fn kill() -> Result<Value> {
+pub fn kill() -> Result<LabVerdict> {
     const KILLS: u32 = 20;
     console_commands::insmod("vcpufreq_host", "")?;
     let started = Instant::now();
@@ -172,19 +177,25 @@ pub fn kill() -> Result<Value> {
         Ok(objects())
     };
     let after = settled(5 * SOON, look, |now| no_more(*now, before))?;
-    let (at_once_held, at_once) = many_at_once(&lives)?;
+    let at_once = many_at_once(&lives)?;
     drop(lives);
     console_commands::unload_host_module()?;
     let silent = console_commands::Deeds::default().carry_out("dmesg WARNING")?;
-    let held = no_more(after, before) && most.2 > before.2 && at_once_held && silent.is_empty();
-    Ok(json!({
-        "held": held, "kills": KILLS, "start_virtual_ms": start_ms, "programs_links_maps": { "before": format!("{before:?}"),
-        "most": format!("{most:?}"), "after": format!("{after:?}") }, "at_once": at_once, "warnings": silent,
-    }))
+    let counts = [before, most, after].map(|counts| format!("{counts:?}"));
+    let figures = json!({
+        "kills": KILLS, "start_virtual_ms": start_ms,
+        "programs_links_maps": { "before": counts[0], "most": counts[1], "after": counts[2] },
+        "warnings": silent,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("all of theirs is freed", no_more(after, before), &counts)
+        .check("some had maps", most.2 > before.2, &counts)
+        .part("at_once", at_once)
+        .check("the kernel warns of nothing", silent.is_empty(), &silent))
 }
 
 /// VMMs that end by themselves: what the kernel lists at once of their programs and maps.
-pub fn ends(plan: &Plan) -> Result<Value> {
+pub fn ends(plan: &Plan) -> Result<LabVerdict> {
     const ENDS: u32 = 10;
     const GUESTS: u32 = 2;
     let mut left = Vec::new();
@@ -210,10 +221,12 @@ pub fn ends(plan: &Plan) -> Result<Value> {
         left.extend(crate::harness::leftovers::bpf_objects());
     }
     console_commands::unload_host_module()?;
-    let held = left.is_empty() && removed;
-    Ok(json!({
-        "held": held, "ends": ENDS, "guests": GUESTS, "left": left, "module_removed_at_once": removed,
-    }))
+    let figures = json!({
+        "ends": ENDS, "guests": GUESTS, "left": left, "module_removed_at_once": removed,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("nothing is left", left.is_empty(), &left)
+        .check("the module is removed at once", removed, ()))
 }
 
 /// VMs of the rows.
@@ -222,7 +235,7 @@ const VMS: [usize; 4] = [0, 1, 10, 100];
 /// What so many VMs cost a switch between two threads that have nothing to do with them: no more
 /// than none does, give or take a tenth. And what the scheduler of `vcpufreq scx` costs it, without
 /// VMs.
-pub fn switch_cost() -> Result<Value> {
+pub fn switch_cost() -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let vcpu = like(policies.last().context("no policy")?, 0)?;
     let (mut hosts, mut rows) = (Vec::new(), Vec::new());
@@ -244,14 +257,18 @@ pub fn switch_cost() -> Result<Value> {
     scx(&["stop"])?;
     drop(service);
     let with_scx = with_scx?;
-    let held = with_scx * 100 <= rows[0].1 * SCX_PERCENT
-        && rows.windows(2).all(|rows| rows[1].1 * 10 <= rows[0].1 * 11)
-        && rows[VMS.len() - 1].1 * 10 <= rows[1].1 * 11;
+    let little = with_scx * 100 <= rows[0].1 * SCX_PERCENT;
+    let each = rows.windows(2).all(|rows| rows[1].1 * 10 <= rows[0].1 * 11);
+    let all = rows[VMS.len() - 1].1 * 10 <= rows[1].1 * 11;
     let row = |(vms, ns): &(usize, u64)| json!({ "vms": vms, "virtual_ns": ns });
     let rows: Vec<Value> = rows.iter().map(row).collect();
-    Ok(
-        json!({ "held": held, "emulated": true, "switches": 2 * TURNS, "rows": rows, "scx_virtual_ns": with_scx }),
-    )
+    let figures = json!({
+        "emulated": true, "switches": 2 * TURNS, "rows": rows, "scx_virtual_ns": with_scx,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("a switch costs little more with scx", little, with_scx)
+        .check("and with more VMs", each, &rows)
+        .check("most cost as one", all, &rows))
 }
 
 /// By a process of its own.

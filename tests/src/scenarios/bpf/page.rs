@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_device::{Khz, PcpuPerf, VcpuId, performance};
 use vcpufreq_host_bpf::HostBpf;
+use vcpufreq_tests::LabVerdict;
 
 use super::programs::{like, start, util};
 use crate::harness::policy::Policy;
@@ -16,7 +17,7 @@ use crate::harness::{load, sysfs};
 const MOVES: usize = 1_000;
 const CHANGES: usize = 200;
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let big = policies.last().context("no policy")?;
     ensure!(
@@ -39,11 +40,19 @@ pub fn run() -> Result<Value> {
     let moves = moves(&host, &policies, &expected)?;
     let changes = changes(&host, &policies, &expected)?;
     let counters = host.counters(VcpuId(0)).context("no counters")?;
-    let held = moves["wrong"] == 0 && changes["wrong"] == 0 && moves["looks"] == MOVES;
-    Ok(json!({
-        "held": held && counters.unsettled == 0, "moves": moves, "changes": changes,
+    let figures = json!({
+        "moves": moves, "changes": changes,
         "switches": counters.switches, "frequencies": counters.frequencies,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("no read after a move is wrong", moves["wrong"] == 0, &moves)
+        .check(
+            "no read after a change is wrong",
+            changes["wrong"] == 0,
+            &changes,
+        )
+        .check("each move is looked at", moves["looks"] == MOVES, &moves)
+        .check_eq("nothing is unsettled", &counters.unsettled, 0))
 }
 
 /// From cluster to cluster, each at a frequency of its own; governors leave them alone.

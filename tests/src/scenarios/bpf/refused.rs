@@ -6,15 +6,16 @@
 use std::fs::{File, OpenOptions};
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_host_bpf::{DEVICE, HostModule, verify};
+use vcpufreq_tests::LabVerdict;
 
 use super::group::ClampGroup;
 use crate::harness::{console_commands, sys};
 
 const REFUSED: [&str; 3] = ["refused_switch", "refused_entry", "refused_userspace_exit"];
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let load = |name: &str| -> Result<()> {
         let object = std::fs::read(format!("/lab/bpf/{name}.bpf.o"))?;
         Ok(verify(&object)?)
@@ -29,22 +30,28 @@ pub fn run() -> Result<Value> {
     // While a VMM has it open, it can't be removed.
     let open = HostModule::open(2, 1)?;
     let kept = console_commands::rmmod("vcpufreq_host").is_err();
-    let (set_up_holds, set_up) = set_up_twice(open)?;
+    let set_up = set_up_twice(open)?;
     console_commands::unload_host_module()?;
-    let held = without
-        && kept
-        && allowed.is_ok()
-        && set_up_holds
-        && said.iter().all(|line| forbidden(line));
-    Ok(json!({
-        "held": held, "without_module_refused": without, "allowed": format!("{allowed:?}"),
-        "refused": said, "kept_while_open": kept, "set_up_twice": set_up,
-    }))
+    let all_refused = said.iter().all(|line| forbidden(line));
+    let figures = json!({
+        "without_module_refused": without, "allowed": format!("{allowed:?}"),
+        "refused": said, "kept_while_open": kept,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("refused without the module", without, ())
+        .check("the module stays while it is open", kept, ())
+        .check(
+            "what is allowed loads",
+            allowed.is_ok(),
+            format!("{allowed:?}"),
+        )
+        .part("set_up_twice", set_up)
+        .check("all else is refused", all_refused, &said))
 }
 
 /// While one file of this process is set up another one is refused. That has nothing to bind
 /// then, and is set up when the first one is closed.
-fn set_up_twice(first: HostModule) -> Result<(bool, Value)> {
+fn set_up_twice(first: HostModule) -> Result<LabVerdict> {
     let open = || -> Result<File> { Ok(OpenOptions::new().read(true).write(true).open(DEVICE)?) };
     let group = ClampGroup::with_current("refused")?;
     let bind = |file: &File| sys::bind_group(file, 0, &group.min, &group.max);
@@ -55,13 +62,13 @@ fn set_up_twice(first: HostModule) -> Result<(bool, Value)> {
     drop(first);
     let again = error(sys::set_up_host_module(&second, 2, 1));
     let then_bound = error(bind(&second));
-    let held =
-        [busy, bound, again, then_bound] == [Some(libc::EBUSY), Some(libc::EINVAL), None, None];
-    let row = json!({
+    let errors = [busy, bound, again, then_bound];
+    let wanted = [Some(libc::EBUSY), Some(libc::EINVAL), None, None];
+    let figures = json!({
         "errno_while_other_is": busy, "errno_of_bind": bound,
         "errno_later": again, "errno_of_bind_later": then_bound,
     });
-    Ok((held, row))
+    Ok(LabVerdict::with_figures(figures).check_eq("refused while another is", &errors, wanted))
 }
 
 /// The message of the verifier: up to Linux 7.2, and from 7.3 on.

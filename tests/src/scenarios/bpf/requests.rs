@@ -7,9 +7,10 @@ use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_device::VcpuId;
 use vcpufreq_host_bpf::{ActuateBy, ApplyOutcome, BpfCounters, BpfEvent, HostModule};
+use vcpufreq_tests::LabVerdict;
 
 use super::ceilings;
 use super::group::{ClampGroup, has_uclamp, write_util};
@@ -26,7 +27,7 @@ use crate::harness::{console_commands, load};
 
 const MANY: u64 = 100_000;
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let uclamp = has_uclamp();
     if uclamp {
         console_commands::insmod("vcpufreq_host", "")?;
@@ -50,17 +51,19 @@ fn loads(address: u64) -> Deed {
 }
 
 /// `MANY` reads, beside as many loads from the guest's memory.
-fn reads(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
+fn reads(vcpu: &mut TinyVcpu) -> Result<LabVerdict> {
     let (_, load_ns) = vcpu.timed(loads(RAM), |_, _| ())?;
     let (outcome, read_ns) = vcpu.timed(loads(BASE), |_, _| ())?;
     let (read, khz) = read_beside_host(vcpu)?;
     let trapped = vcpu.counters()?.reads;
-    let held = outcome.exits == 0 && trapped == 0 && read == khz;
-    let row = json!({
+    let figures = json!({
         "exits": outcome.exits, "trapped": trapped, "read_khz": read, "host_khz": khz,
         "load_virtual_ns": load_ns, "read_virtual_ns": read_ns,
     });
-    Ok((held, row))
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("no read exits", &outcome.exits, 0)
+        .check_eq("none is trapped", &trapped, 0)
+        .check("it is true", read == khz, (read, khz)))
 }
 
 /// What the guest reads and what the host reads, while that is the same before and after: the
@@ -77,7 +80,7 @@ fn read_beside_host(vcpu: &mut TinyVcpu) -> Result<(u32, u32)> {
 }
 
 /// With the module, on a host with uclamp.
-fn clamped() -> Result<Value> {
+fn clamped() -> Result<LabVerdict> {
     let group = ClampGroup::with_current("requests")?;
     let mut vcpu = TinyVcpu::new(ActuateBy::Kfunc)?;
     let module = HostModule::open(1, 1)?;
@@ -85,26 +88,34 @@ fn clamped() -> Result<Value> {
     let by_exit = exits(&mut vcpu, &group)?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
     let _others = vcpu.vm.swallow(OTHERS_SET_PERF)?;
-    let (reads_hold, reads) = reads(&mut vcpu)?;
-    let (writes_hold, writes) = writes(&mut vcpu, by_exit)?;
-    let (limit_holds, limit) = limit(&mut vcpu, &module)?;
-    let (overtaken_holds, overtaken) = overtaken(&mut vcpu, &module)?;
-    let (raced_holds, raced) = raced(&mut vcpu, &module)?;
-    let (waits_holds, waits) = waits_over_policy(&mut vcpu, &module)?;
-    let (settled_hold, settled) = settled::rows(&mut vcpu, &module)?;
-    let (ceilings_hold, ceilings) = ceilings::row(&mut vcpu, &module)?;
-    let (deadline_holds, deadline) = deadline(&mut vcpu)?;
+    let reads = reads(&mut vcpu)?;
+    let writes = writes(&mut vcpu, by_exit)?;
+    let limit = limit(&mut vcpu, &module)?;
+    let overtaken = overtaken(&mut vcpu, &module)?;
+    let raced = raced(&mut vcpu, &module)?;
+    let waits = waits_over_policy(&mut vcpu, &module)?;
+    let settled = settled::rows(&mut vcpu, &module)?;
+    let ceilings = ceilings::row(&mut vcpu, &module)?;
+    let deadline = deadline(&mut vcpu)?;
     drop((_event, _others));
     drop(vcpu);
-    let (others_hold, for_others) = deadline_for_others(&module)?;
+    let for_others = deadline_for_others(&module)?;
     let applied = module.applied(0)?;
-    Ok(json!({
-        "held": reads_hold && writes_hold && limit_holds && overtaken_holds && raced_holds
-            && waits_holds && settled_hold && ceilings_hold && deadline_holds && others_hold && applied.refused == 0,
-        "reads": reads, "writes": writes, "limit": limit, "overtaken": overtaken,
-        "raced": raced, "waits_over_policy": waits, "settled": settled, "ceilings": ceilings, "deadline": deadline, "deadline_for_others": for_others,
+    let figures = json!({
         "applied": applied.applied, "clamp_after_ns": histogram(&applied.after_ns),
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .part("reads", reads)
+        .part("writes", writes)
+        .part("limit", limit)
+        .part("overtaken", overtaken)
+        .part("raced", raced)
+        .part("waits_over_policy", waits)
+        .part("settled", settled)
+        .part("ceilings", ceilings)
+        .part("deadline", deadline)
+        .part("deadline_for_others", for_others)
+        .check_eq("no clamp is refused", &applied.refused, 0))
 }
 
 /// Each of these changes the clamp: 2 800 kHz are one step of 1 024.
@@ -131,7 +142,7 @@ pub(super) fn exits(vcpu: &mut TinyVcpu, group: &ClampGroup) -> Result<u64> {
     Ok(ns)
 }
 
-fn writes(vcpu: &mut TinyVcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
+fn writes(vcpu: &mut TinyVcpu, by_exit_ns: u64) -> Result<LabVerdict> {
     let before = vcpu.counters()?;
     let (changing, changed_ns) = vcpu.timed(stores(CHANGES, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let between = vcpu.counters()?;
@@ -143,22 +154,27 @@ fn writes(vcpu: &mut TinyVcpu, by_exit_ns: u64) -> Result<(bool, Value)> {
     let handled = |from: &BpfCounters, to: &BpfCounters| {
         to.in_kernel - from.in_kernel + to.unchanged - from.unchanged
     };
-    let held = changing.exits + outcome.exits == 0
-        && requests == MANY
-        && handled(&between, &after) == MANY
-        && between.in_kernel - before.in_kernel == CHANGES
-        && clamp == vcpu.policy.util(last);
-    let row = json!({
+    let exits = changing.exits + outcome.exits;
+    let (handled, changes) = (
+        handled(&between, &after),
+        between.in_kernel - before.in_kernel,
+    );
+    let figures = json!({
         "exits": outcome.exits, "requests": requests, "clamps": after.in_kernel - between.in_kernel,
         "unchanged": after.unchanged - between.unchanged, "clamp": clamp,
         "virtual_ns": ns, "with_clamp_virtual_ns": changed_ns,
         "by_exit_with_clamp_virtual_ns": by_exit_ns,
     });
-    Ok((held, row))
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("no write exits", &exits, 0)
+        .check_eq("each is counted", &requests, MANY)
+        .check_eq("each is handled in the kernel", &handled, MANY)
+        .check_eq("each change is a clamp", &changes, CHANGES)
+        .check_eq("the last one is in force", &clamp, vcpu.policy.util(last)))
 }
 
 /// A flood over the limit: few clamps, one event, and the last value in the end.
-fn limit(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
+fn limit(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     set_limit(vcpu, true)?;
     let before = vcpu.counters()?;
     let started = Instant::now();
@@ -171,19 +187,24 @@ fn limit(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
     set_limit(vcpu, false)?;
     let passed = after.in_kernel - before.in_kernel;
     let limited = after.limited - before.limited;
-    let held = events == 1
-        && served
-        && passed + limited == FLOOD
-        && (u64::from(BURST)..=most).contains(&passed)
-        && clamp == vcpu.policy.util(last);
-    let row = json!({
+    let within = (u64::from(BURST)..=most).contains(&passed);
+    let figures = json!({
         "requests": FLOOD, "passed": passed, "at_most": most, "limited": limited, "events": events, "clamp": clamp,
     });
-    Ok((held, row))
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("one event", &events, 1)
+        .check("what waits is served", served, ())
+        .check(
+            "each is counted",
+            passed + limited == FLOOD,
+            (passed, limited),
+        )
+        .check("within the limit", within, (passed, most))
+        .check_eq("the last one is in force", &clamp, vcpu.policy.util(last)))
 }
 
 /// What waits for a token is older than what another vCPU of the domain asks for meanwhile.
-fn overtaken(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
+fn overtaken(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let newer = FROM_KHZ + STEP_KHZ;
@@ -193,14 +214,18 @@ fn overtaken(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> 
     let clamp = own_clamp()?;
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(newer);
-    let held = outcome.exits == 0 && events == 1 && served && [at_once, clamp] == [wanted; 2];
-    let row = json!({ "events": events, "clamp_at_once": at_once, "clamp": clamp });
-    Ok((held, row))
+    let clamps = [at_once, clamp];
+    let figures = json!({ "events": events, "clamp_at_once": at_once, "clamp": clamp });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("no write exits", &outcome.exits, 0)
+        .check_eq("one event", &events, 1)
+        .check("what waits is served", served, ())
+        .check_eq("the newer one stays", &clamps, [wanted; 2]))
 }
 
 /// Another vCPU of the domain writes while a request that waited for a token is put into force: its
 /// request is put into force, too, and each of the two has one outcome.
-fn raced(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
+fn raced(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let newer = FROM_KHZ + STEP_KHZ;
@@ -224,16 +249,18 @@ fn raced(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
     // Unchanged, where the module finds it in force.
     let handled = |counted: &BpfCounters| counted.in_kernel + counted.unchanged;
     let by_kernel = handled(&after) - handled(&before);
-    let held = in_force && (calls, by_kernel, clamp) == (2, 1, wanted);
-    let row = json!({
-        "clamps_of_worker": calls, "outcome": format!("{settled:?}"), "others_by_kernel": by_kernel,
+    let (outcome, seen) = (format!("{settled:?}"), (calls, by_kernel, clamp));
+    let figures = json!({
+        "clamps_of_worker": calls, "outcome": outcome, "others_by_kernel": by_kernel,
         "clamp": clamp,
     });
-    Ok((held, row))
+    Ok(LabVerdict::with_figures(figures)
+        .check("the newer one is in force", in_force, &outcome)
+        .check_eq("after two calls", &seen, (2, 1, wanted)))
 }
 
 /// A request that waits for the worker is served after the policy has changed.
-fn waits_over_policy(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
+fn waits_over_policy(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     vcpu.how.actuate = ActuateBy::Worker;
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     let asked = FROM_KHZ + 2 * STEP_KHZ;
@@ -245,11 +272,12 @@ fn waits_over_policy(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, 
         .host
         .serve(&waiting, |domain, clamp| module.apply(domain, clamp));
     let clamp = own_clamp()?;
-    let held = matches!(settled, ApplyOutcome::InForce(_)) && clamp == vcpu.policy.util(asked);
-    Ok((
-        held,
-        json!({ "outcome": format!("{settled:?}"), "clamp": clamp }),
-    ))
+    let in_force = matches!(settled, ApplyOutcome::InForce(_));
+    let outcome = format!("{settled:?}");
+    let figures = json!({ "outcome": outcome, "clamp": clamp });
+    Ok(LabVerdict::with_figures(figures)
+        .check("what waits is in force", in_force, &outcome)
+        .check_eq("its clamp", &clamp, vcpu.policy.util(asked)))
 }
 
 /// Serves the requests that wait; how many, and whether all are in force.
@@ -269,7 +297,7 @@ fn serve(vcpu: &TinyVcpu, module: &HostModule) -> Result<(usize, bool)> {
 }
 
 /// Clamps mean nothing to a SCHED_DEADLINE thread: counted, and the host goes on.
-fn deadline(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
+fn deadline(vcpu: &mut TinyVcpu) -> Result<LabVerdict> {
     // Its affinity has to be that of its root domain.
     load::unpin()?;
     set_deadline(Duration::from_millis(5), Duration::from_millis(10))?;
@@ -277,13 +305,13 @@ fn deadline(vcpu: &mut TinyVcpu) -> Result<(bool, Value)> {
     vcpu.vm.run(stores(10, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let after = vcpu.counters()?;
     let count = after.not_applicable - before.not_applicable;
-    let row = json!({ "requests": 10, "not_applicable": count });
-    Ok((count == 10, row))
+    let figures = json!({ "requests": 10, "not_applicable": count });
+    Ok(LabVerdict::with_figures(figures).check_eq("none is applicable", &count, 10))
 }
 
 /// Of a vCPU in another domain, it may ask for one that clamps do mean something to: the worker
 /// has that put into force.
-fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
+fn deadline_for_others(module: &HostModule) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
     let [mut own, mut other] = [like(policy, 1)?, like(policy, 0)?];
@@ -306,27 +334,36 @@ fn deadline_for_others(module: &HostModule) -> Result<(bool, Value)> {
     let (count, served) = (events.len(), served.count());
     let applied = module.applied(0)?.applied - before;
     let counters = host.counters(VcpuId(1)).context("no vCPU")?;
-    let held = (count, served, applied, counters.not_applicable) == (1, 1, 1, 0);
-    let row = json!({
+    let counts = (count, served, applied, counters.not_applicable);
+    let figures = json!({
         "events": count, "served": served, "applied": applied,
         "not_applicable": counters.not_applicable,
     });
-    Ok((held, row))
+    Ok(LabVerdict::with_figures(figures).check_eq(
+        "the worker puts it into force",
+        &counts,
+        (1, 1, 1, 0),
+    ))
 }
 
 /// On a host without uclamp.
-fn counted() -> Result<Value> {
+fn counted() -> Result<LabVerdict> {
     let mut vcpu = TinyVcpu::new(ActuateBy::Nothing)?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
-    let (held, reads) = reads(&mut vcpu)?;
+    let reads = reads(&mut vcpu)?;
     let (outcome, ns) = vcpu.timed(stores(MANY, FROM_KHZ, 1), |_, _| ())?;
     let counters = vcpu.counters()?;
-    let right = counters.requests == MANY && counters.not_applicable == MANY;
-    Ok(json!({
-        "held": held && right && outcome.exits == 0, "uclamp": false, "reads": reads,
+    let (requests, not_applicable) = (counters.requests, counters.not_applicable);
+    let figures = json!({
+        "uclamp": false,
         "writes": {
-            "requests": counters.requests, "not_applicable": counters.not_applicable,
+            "requests": requests, "not_applicable": not_applicable,
             "exits": outcome.exits, "virtual_ns": ns,
         },
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .part("reads", reads)
+        .check_eq("each write is counted", &requests, MANY)
+        .check_eq("none is applicable", &not_applicable, MANY)
+        .check_eq("no write exits", &outcome.exits, 0))
 }

@@ -3,9 +3,10 @@
 //! the time, when the host fails, when writes were missed, and when the guest restarts meanwhile.
 
 use anyhow::{Result, anyhow};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_device::{Clamp, Khz};
 use vcpufreq_host_bpf::{ApplyOutcome, HostModule};
+use vcpufreq_tests::LabVerdict;
 
 use super::vcpu::{
     FLOOD, FROM_KHZ, ONE, STEP_KHZ, TinyVcpu, by_other, others_counters, own_clamp, set_limit,
@@ -13,20 +14,13 @@ use super::vcpu::{
 };
 use crate::harness::trace::now_us;
 
-/// All rows by name, and whether each holds.
-pub(super) fn rows(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(bool, Value)> {
-    let rows = [
-        ("changing", changing(vcpu, module)?),
-        ("failed", failed(vcpu, module)?),
-        ("assumed", assumed(vcpu, module)?),
-        ("reset", reset(vcpu, module)?),
-    ];
-    let held = rows.iter().all(|(_, row)| row["held"] == true);
-    let rows: serde_json::Map<_, _> = rows
-        .into_iter()
-        .map(|(name, row)| (name.to_owned(), row))
-        .collect();
-    Ok((held, rows.into()))
+/// All cases by name.
+pub(super) fn rows(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
+    Ok(LabVerdict::default()
+        .part("changing", changing(vcpu, module)?)
+        .part("failed", failed(vcpu, module)?)
+        .part("assumed", assumed(vcpu, module)?)
+        .part("reset", reset(vcpu, module)?))
 }
 
 /// Put into force by the module.
@@ -45,7 +39,7 @@ fn min(settled: &ApplyOutcome<anyhow::Error>) -> Option<u32> {
 
 /// Another vCPU of the domain asks before each clamp is there: the worker goes on to others after
 /// a few, and ends at the last one when it comes back.
-fn changing(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
+fn changing(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
@@ -61,18 +55,27 @@ fn changing(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
     let clamp = own_clamp()?;
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(asked);
-    let goes_on = matches!(first, ApplyOutcome::Changing(_)) && clamps == 4;
+    let goes_on = matches!(first, ApplyOutcome::Changing(_));
     let ended = matches!(second, ApplyOutcome::InForce(_));
-    let held = goes_on && ended && min(&second) == Some(wanted) && clamp == wanted;
-    Ok(json!({
-        "held": held, "clamps_at_once": clamps, "first": format!("{first:?}"),
-        "second": format!("{second:?}"), "clamp": clamp,
-    }))
+    let outcomes = [&first, &second].map(|one| format!("{one:?}"));
+    let figures = json!({
+        "clamps_at_once": clamps, "first": outcomes[0], "second": outcomes[1], "clamp": clamp,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("it goes on to others", goes_on, &outcomes[0])
+        .check_eq("after a few", &clamps, 4)
+        .check("it ends", ended, &outcomes[1])
+        .check(
+            "at the last one",
+            min(&second) == Some(wanted),
+            &outcomes[1],
+        )
+        .check_eq("which is in force", &clamp, wanted))
 }
 
 /// A failed request doesn't count as in force. The worker tries it again, as does a repeated write,
 /// and a newer request of the domain isn't lost with it.
-fn failed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
+fn failed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
@@ -114,23 +117,32 @@ fn failed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
     let newer_wanted = host.wanted(0).map(|clamp| u32::from(clamp.min.get()));
     set_limit(vcpu, false)?;
     let wanted = vcpu.policy.util(newer);
-    let held = matches!(refused, ApplyOutcome::Failed(..))
-        && unknown
-        && (min(&settled), clamp) == (Some(last), last)
-        && (in_force, after_failure) == ((0, 1), (1, 0))
-        && matches!(overtaken, ApplyOutcome::Failed(..))
-        && (by_kernel, newer_clamp, newer_wanted) == (1, wanted, Some(wanted));
-    Ok(json!({
-        "held": held, "unknown_after_failure": unknown, "then": format!("{settled:?}"),
+    let [refused, overtaken] =
+        [refused, overtaken].map(|one| matches!(one, ApplyOutcome::Failed(..)));
+    let (then, again) = (min(&settled), (in_force, after_failure));
+    let newer = (by_kernel, newer_clamp, newer_wanted);
+    let figures = json!({
+        "unknown_after_failure": unknown, "then": format!("{settled:?}"),
         "clamp": clamp, "again_in_force": in_force, "again_after_failure": after_failure,
         "newer_by_kernel": by_kernel, "newer_clamp": newer_clamp,
         "newer_wanted": newer_wanted,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("a failure is told", refused, ())
+        .check("nothing is known after it", unknown, ())
+        .check_eq(
+            "then the last one is in force",
+            &(then, clamp),
+            (Some(last), last),
+        )
+        .check_eq("asked for again", &again, ((0, 1), (1, 0)))
+        .check("one that is overtaken fails", overtaken, ())
+        .check_eq("the newer one stays", &newer, (1, wanted, Some(wanted))))
 }
 
 /// In a guest's place, for writes that no program saw: not where the guest has written since, and
 /// not over what it writes later.
-fn assumed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
+fn assumed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     let asked = FROM_KHZ + STEP_KHZ;
     vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
     let seen = vcpu.host.seen(ONE);
@@ -152,16 +164,17 @@ fn assumed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
     let settled = vcpu.host.apply_pending(0, by(module));
     let later = (min(&settled), own_clamp()?);
     let [asked, max] = [asked, max.0].map(|khz| vcpu.policy.util(khz));
-    let held = stale == (Some(asked), asked)
-        && in_place == (Some(max), max)
-        && later == (Some(asked), asked);
-    Ok(json!({
-        "held": held, "written_since": stale, "assumed": in_place, "written_later": later,
-    }))
+    let figures = json!({
+        "written_since": stale, "assumed": in_place, "written_later": later,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("what is written since counts", &stale, (Some(asked), asked))
+        .check_eq("else what is assumed", &in_place, (Some(max), max))
+        .check_eq("and what is written later", &later, (Some(asked), asked)))
 }
 
 /// A guest that starts anew has no part in what the old one was waiting for.
-fn reset(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
+fn reset(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
@@ -173,11 +186,16 @@ fn reset(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<Value> {
     let asked = vcpu.host.asked(0);
     set_limit(vcpu, false)?;
     let none = u32::from(Clamp::NONE.min.get());
-    let held = min(&settled) == Some(none) && [anew, later] == [none; 2] && asked.is_none();
-    Ok(json!({
-        "held": held, "settled": format!("{settled:?}"), "clamp": anew,
-        "served": format!("{served:?}"), "clamp_later": later, "asked": asked.map(|khz| khz.0),
-    }))
+    let (first, clamps) = (min(&settled), [anew, later]);
+    let asked = asked.map(|khz| khz.0);
+    let figures = json!({
+        "settled": format!("{settled:?}"), "clamp": anew,
+        "served": format!("{served:?}"), "clamp_later": later, "asked": asked,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("no clamp after a reset", &first, Some(none))
+        .check_eq("nor later", &clamps, [none; 2])
+        .check("nothing is asked for", asked.is_none(), asked))
 }
 
 /// Rounded up to the next us, so later than every request so far.

@@ -8,6 +8,7 @@ use libbpf_rs::{MapCore as _, MapFlags, MapHandle, Object, ObjectBuilder, libbpf
 use serde_json::{Value, json};
 use vcpufreq_device::Khz;
 use vcpufreq_host_bpf::ActuateBy;
+use vcpufreq_tests::LabVerdict;
 
 use super::others::spawn;
 use super::vcpu::{ONE, SET_PERF, TinyVcpu, stores};
@@ -79,7 +80,7 @@ fn writable() -> Result<Vec<String>> {
     Ok(found)
 }
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     const WRITES: u64 = 1_000;
     const KHZ: u32 = 1_700_000;
     console_commands::insmod("vcpufreq_host", "")?;
@@ -115,19 +116,22 @@ pub fn run() -> Result<Value> {
     drop((other_set, other));
     console_commands::unload_host_module()?;
     let counts = [one, both, killed, swept, none];
-    let held = counts == [(3, 1), (3, 2), (3, 2), (3, 1), (0, 0)]
-        && requests == WRITES
-        && latest == Khz(KHZ)
-        && lost == (0, 1)
-        && second["requests"] == WRITES
-        && apart
-        && writable == ["dispatch_cpus"]
-        && of_other;
-    Ok(json!({
-        "held": held, "requests": requests, "latest_khz": latest.0, "apart": apart,
+    let figures = json!({
+        "requests": requests, "latest_khz": latest.0, "apart": apart,
         "hooks_and_vms": { "one": one, "both": both, "killed": killed, "swept": swept, "lost": lost, "none": none },
         "second": second, "other_version_untouched": of_other, "writable": writable,
-    }))
+    });
+    let seconds = &second["requests"];
+    let as_they_come = counts == [(3, 1), (3, 2), (3, 2), (3, 1), (0, 0)];
+    Ok(LabVerdict::with_figures(figures)
+        .check("hooks and VMs as they come and go", as_they_come, counts)
+        .check_eq("each request is counted", &requests, WRITES)
+        .check("the latest is its own", latest == Khz(KHZ), latest.0)
+        .check_eq("what is lost is counted", &lost, (0, 1))
+        .check_eq("each of the second's is", seconds, WRITES)
+        .check("the second's are apart", apart, ())
+        .check_eq("one map is writable", &writable, ["dispatch_cpus"])
+        .check("another version's is untouched", of_other, ()))
 }
 
 /// What is left when a VMM whose path was lost is the only one that lives, and another one is

@@ -8,10 +8,11 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_device::{ClampMode, Util};
 use vcpufreq_host::{SCHED_DEBUG, proc_field};
 use vcpufreq_host_bpf::{ActuateBy, BpfEvent, HostModule, VcpuPolicy};
+use vcpufreq_tests::LabVerdict;
 
 use super::group::{ClampGroup, has_uclamp};
 use super::vcpu::{ONE, SET_PERF, TinyVcpu, own_clamps, refresh, stores};
@@ -30,7 +31,7 @@ const SETTLED: Duration = Duration::from_millis(400);
 /// frequency: otherwise that differs too.
 const WITHIN: u32 = 150;
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let uclamp = has_uclamp();
     if uclamp {
         console_commands::insmod("vcpufreq_host", "")?;
@@ -54,19 +55,21 @@ fn set_governors(governor: &str) -> Result<()> {
 }
 
 /// Without uclamp nothing can be in force.
-fn given_to_worker() -> Result<Value> {
+fn given_to_worker() -> Result<LabVerdict> {
     let mut vcpu = TinyVcpu::new(ActuateBy::Worker)?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
     vcpu.how.sum = true;
     let how = vcpu.how.clone();
-    let (held, rows) = rows(&mut vcpu, &how)?;
+    let rows = rows(&mut vcpu, &how)?;
     let exact = VcpuPolicy {
         clamp: ClampMode::Exact,
         ..how.clone()
     };
     let exact = beside(&mut vcpu, &exact, 50, quarter(&how))?;
-    let held = held && exact == (ASKED, ASKED);
-    Ok(json!({ "held": held, "uclamp": false, "rows": rows, "exact": exact }))
+    let figures = json!({ "uclamp": false, "exact": exact });
+    Ok(LabVerdict::with_figures(figures)
+        .parts("rows", rows)
+        .check_eq("nothing is added in mode exact", &exact, (ASKED, ASKED)))
 }
 
 /// A quarter of a big pCPU's capacity.
@@ -77,22 +80,30 @@ fn quarter(how: &VcpuPolicy) -> u32 {
 }
 
 /// Beside more and more load.
-fn rows(vcpu: &mut TinyVcpu, how: &VcpuPolicy) -> Result<(bool, Vec<Value>)> {
+fn rows(vcpu: &mut TinyVcpu, how: &VcpuPolicy) -> Result<Vec<LabVerdict>> {
     let mut rows = Vec::new();
     for percent in [0, 25, 50] {
         let ((min, max), util) = seen_beside(vcpu, how, percent, quarter(how))?;
         let expected = ASKED + util * 5 / 4;
         let added = min.saturating_sub(ASKED);
-        let held = min.abs_diff(expected) <= WITHIN && max == 1024 && added >= 10 * percent;
-        rows.push(json!({
+        let figures = json!({
             "percent": percent, "min": min, "utilization": util, "expected": expected,
-            "held": held && (percent > 0 || added == 0),
-        }));
+        });
+        let row = LabVerdict::with_figures(figures)
+            .check(
+                "near the sum",
+                min.abs_diff(expected) <= WITHIN,
+                (min, expected),
+            )
+            .check_eq("no ceiling", &max, 1024)
+            .check("the load is added", added >= 10 * percent, added)
+            .check("nothing without load", percent > 0 || added == 0, added);
+        rows.push(row);
     }
-    Ok((rows.iter().all(|row| row["held"] == true), rows))
+    Ok(rows)
 }
 
-fn clamped() -> Result<Value> {
+fn clamped() -> Result<LabVerdict> {
     let group = ClampGroup::with_current("sum")?;
     let mut vcpu = TinyVcpu::new(ActuateBy::Kfunc)?;
     let module = HostModule::open(1, 1)?;
@@ -101,7 +112,7 @@ fn clamped() -> Result<Value> {
     vcpu.how.sum = true;
     let how = vcpu.how.clone();
     let khz = quarter(&how);
-    let (rows_hold, rows) = rows(&mut vcpu, &how)?;
+    let rows = rows(&mut vcpu, &how)?;
     let small = VcpuPolicy {
         spec: vcpufreq_device::VcpuSpec {
             capacity: Util::saturating(400),
@@ -121,26 +132,25 @@ fn clamped() -> Result<Value> {
         ..how.clone()
     };
     let maximum = beside(&mut vcpu, &maximum, 50, khz)?;
-    let (follows, followed) = follows(&mut vcpu, &how, &module, khz)?;
+    let followed = follows(&mut vcpu, &how, &module, khz)?;
     let none = beside(&mut vcpu, &how, 50, 0)?;
     sysfs::write("/proc/sys/kernel/sched_util_clamp_min_rt_default", 0)?;
-    let (fifo_held, fifo) = fifo(&mut vcpu, &how, &module, khz)?;
-    let (waiting_held, other_vm) = waiting::run(&mut vcpu, &how, &module, khz)?;
-    let held = rows_hold
-        && limited == (400, 1024)
-        && half_limited == (400, 1024)
-        && exact == (ASKED, ASKED)
-        && maximum == (ASKED, 1024)
-        && none == (0, 1024)
-        && follows
-        && fifo_held
-        && waiting_held;
-    Ok(json!({
-        "held": held, "emulated": true, "rows": rows, "limited": limited,
-        "half_limited": half_limited, "exact": exact, "maximum": maximum,
-        "followed": followed, "asks_for_nothing": none, "fifo": fifo,
-        "other_vm": other_vm,
-    }))
+    let fifo = fifo(&mut vcpu, &how, &module, khz)?;
+    let other_vm = waiting::run(&mut vcpu, &how, &module, khz)?;
+    let figures = json!({
+        "emulated": true, "limited": limited, "half_limited": half_limited, "exact": exact,
+        "maximum": maximum, "asks_for_nothing": none,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .parts("rows", rows)
+        .check_eq("limited to the capacity", &limited, (400, 1024))
+        .check_eq("half of it is limited too", &half_limited, (400, 1024))
+        .check_eq("nothing is added in mode exact", &exact, (ASKED, ASKED))
+        .check_eq("nor without sum", &maximum, (ASKED, 1024))
+        .check_eq("nothing asked for is nothing", &none, (0, 1024))
+        .part("followed", followed)
+        .part("fifo", fifo)
+        .part("other_vm", other_vm))
 }
 
 /// The clamps in force after a request beside a host's task that is busy for so many percent.
@@ -206,7 +216,7 @@ fn follows(
     how: &VcpuPolicy,
     module: &HostModule,
     khz: u32,
-) -> Result<(bool, Value)> {
+) -> Result<LabVerdict> {
     let alone = beside(vcpu, how, 0, khz)?.0;
     let worker = vcpu.host.worker()?;
     let serve = |time: Duration| -> Result<(u32, u32)> {
@@ -221,11 +231,18 @@ fn follows(
     let (with, raised) = serve(SETTLED)?;
     drop(load);
     let (without, lowered) = serve(SETTLED)?;
-    let held = with >= alone + 3 * 50 && without == alone && raised > 0 && lowered > 0;
-    let row = json!({
+    let figures = json!({
         "alone": alone, "with": with, "without": without, "refreshed": [raised, lowered],
     });
-    Ok((held, row))
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "it rises with the load",
+            with >= alone + 3 * 50,
+            (alone, with),
+        )
+        .check("it falls without", without == alone, (alone, without))
+        .check("the worker raises it", raised > 0, raised)
+        .check("and lowers it", lowered > 0, lowered))
 }
 
 /// A real-time vCPU, beside a neighbour that has come and gone: what was added goes with the next
@@ -235,7 +252,7 @@ fn fifo(
     how: &VcpuPolicy,
     module: &HostModule,
     khz: u32,
-) -> Result<(bool, Value)> {
+) -> Result<LabVerdict> {
     let before = module.applied(0)?;
     set_fifo_priority(10)?;
     let alone = beside(vcpu, how, 0, khz)?.0;
@@ -255,9 +272,19 @@ fn fifo(
     let again = beside(vcpu, how, 0, khz)?.0;
     set_fifo_priority(0)?;
     let counted = module.applied(0)?.applied - before.applied;
-    let held = with >= alone + 3 * 50 && again == alone && counted == 2;
-    let row = json!({
+    let figures = json!({
         "alone": alone, "with": with, "asked_again": again, "counted": counted,
     });
-    Ok((held, row))
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "it rises with the load",
+            with >= alone + 3 * 50,
+            (alone, with),
+        )
+        .check(
+            "a request shows that it is gone",
+            again == alone,
+            (alone, again),
+        )
+        .check_eq("two clamps", &counted, 2))
 }

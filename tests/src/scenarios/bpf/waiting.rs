@@ -8,9 +8,10 @@ use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_device::{ClampMode, Util};
 use vcpufreq_host_bpf::{HostModule, VcpuPolicy};
+use vcpufreq_tests::LabVerdict;
 
 use super::programs::{BASE, like, start};
 use super::tiny_vm::TinyVm;
@@ -100,7 +101,7 @@ pub fn run(
     how: &VcpuPolicy,
     module: &HostModule,
     khz: u32,
-) -> Result<(bool, Value)> {
+) -> Result<LabVerdict> {
     let (asked, others) = (1024 / 4, 1024 / 2);
     set_fifo_priority(10)?;
     sleep(SETTLED);
@@ -155,19 +156,32 @@ pub fn run(
         looks += 1;
     }
     set_fifo_priority(0)?;
-    let held = waits.abs_diff(alone + others) <= WITHIN
-        && refreshed.abs_diff(alone + others) <= WITHIN
-        && sleeps < alone + others / 2
-        && limited == (400, 1024)
-        && exact == (asked, asked)
-        && maximum == (asked, 1024)
-        && ended == alone;
-    let row = json!({
+    let sum = alone + others;
+    let figures = json!({
         "alone": alone, "waits": waits, "sleeps": sleeps, "refreshed": refreshed,
         "limited": limited, "exact": exact, "maximum": maximum, "ended": ended,
         "looks_until_ended": looks,
     });
-    Ok((held, row))
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "the sum while the other waits",
+            waits.abs_diff(sum) <= WITHIN,
+            (waits, sum),
+        )
+        .check(
+            "and when refreshed",
+            refreshed.abs_diff(sum) <= WITHIN,
+            (refreshed, sum),
+        )
+        .check(
+            "less while it sleeps",
+            sleeps < alone + others / 2,
+            (sleeps, alone),
+        )
+        .check_eq("limited to the capacity", &limited, (400, 1024))
+        .check_eq("nothing is added in mode exact", &exact, (asked, asked))
+        .check_eq("nor without sum", &maximum, (asked, 1024))
+        .check("as alone when it has ended", ended == alone, (ended, alone)))
 }
 
 /// The clamps in force after a request.

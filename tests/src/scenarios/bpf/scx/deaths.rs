@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use vcpufreq_host_bpf::ScxPins;
+use vcpufreq_tests::LabVerdict;
 
 use super::service::{ServiceProcess, in_force, said, scx, sum_and_target};
 use crate::harness::leftovers::{bpf_counts as objects, no_more};
@@ -24,7 +25,7 @@ const KILLS: u32 = 50;
 const OF_START_US: u32 = 3_000_000;
 const OF_WORK_US: u32 = 100_000;
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     mount_bpffs()?;
     let service = ServiceProcess::start()?;
     // The kernel frees a moment later what the service's start needed.
@@ -34,12 +35,13 @@ pub fn run() -> Result<Value> {
     let kills = kills(&service, before)?;
     said(&scx(&["stop"])?);
     service.ended()?;
-    let held = hotplug["held"] == true && kills["held"] == true;
-    Ok(json!({ "held": held, "hotplug": hotplug, "kills": kills }))
+    Ok(LabVerdict::default()
+        .part("hotplug", hotplug)
+        .part("kills", kills))
 }
 
 /// The pCPU goes and comes back on which a guest asks, which goes on elsewhere.
-fn hotplug() -> Result<Value> {
+fn hotplug() -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let cpus = policies.last().context("no policy")?.cpus.clone();
     let cpu = *cpus.get(1).context("a policy of one pCPU")?;
@@ -59,17 +61,18 @@ fn hotplug() -> Result<Value> {
     guest.wait()?;
     let sums = settled(SOON, || sums(&policies), nothing)?;
     let stuck = stuck(&policies)?;
-    let held = without
-        && with
-        && counted_there
-        && alive
-        && counted(&moved, cpu)
-        && nothing(&sums)
-        && stuck.is_empty();
-    Ok(json!({
-        "held": held, "pcpu": cpu, "offline": without, "online": with, "counted": counted_there, "counted_after_ms": ms,
+    let figures = json!({
+        "pcpu": cpu, "offline": without, "online": with, "counted": counted_there, "counted_after_ms": ms,
         "counted_offline": moved, "guest_alive": alive, "sums": sums, "stuck": stuck,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("in force with the pCPU offline", without, ())
+        .check("and online again", with, ())
+        .check("the vCPU is counted there", counted_there, ms)
+        .check("the guest lives", alive, ())
+        .check("it is counted elsewhere", counted(&moved, cpu), &moved)
+        .check("nothing is counted after it", nothing(&sums), &sums)
+        .check_none("no pCPU is stuck", &stuck))
 }
 
 /// A VMM whose guest asks and sleeps more than it computes: what it asks for is more than it uses.
@@ -99,7 +102,7 @@ fn counted(sums: &SumsAndTargets, without: u32) -> bool {
 }
 
 /// VMMs whose guests ask, killed at drawn moments of start-up and run.
-fn kills(service: &ServiceProcess, before: (usize, usize, usize)) -> Result<Value> {
+fn kills(service: &ServiceProcess, before: (usize, usize, usize)) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (mut most, mut at_work, mut counted, mut late) = (0, 0, 0, Vec::new());
     let pins = ScxPins::open()?;
@@ -129,19 +132,20 @@ fn kills(service: &ServiceProcess, before: (usize, usize, usize)) -> Result<Valu
     let stuck = stuck(&policies)?;
     let status = said(&scx(&["status"])?).1;
     let nobody = status == format!("running, process {}, 0 vCPUs\n", service.pid());
-    let held = no_more(after, before)
-        && most > before.0
-        && at_work > 0
-        && counted > 0
-        && late.is_empty()
-        && stuck.is_empty()
-        && nobody;
-    Ok(json!({
-        "held": held, "kills": KILLS, "at_work": at_work, "counted": counted, "late": late,
+    let objects = [format!("{before:?}"), format!("{after:?}")];
+    let figures = json!({
+        "kills": KILLS, "at_work": at_work, "counted": counted, "late": late,
         "status": status, "stuck": stuck,
-        "programs_links_maps": [format!("{before:?}"), format!("{after:?}")],
-        "most_programs": most,
-    }))
+        "programs_links_maps": objects, "most_programs": most,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("all of theirs is freed", no_more(after, before), &objects)
+        .check("some had programs", most > before.0, most)
+        .check("some were at work", at_work > 0, at_work)
+        .check("some were counted", counted > 0, counted)
+        .check("nothing is counted after a kill", late.is_empty(), &late)
+        .check_none("no pCPU is stuck", &stuck)
+        .check("no vCPU is left", nobody, &status))
 }
 
 /// Policies whose frequency stays up although little is to be done there.

@@ -11,6 +11,7 @@ use libbpf_rs::{ObjectBuilder, ProgramInput};
 use serde_json::{Value, json};
 use vcpufreq_host::effective_clamp;
 use vcpufreq_host_bpf::ScxPins;
+use vcpufreq_tests::LabVerdict;
 
 use super::super::ext_server::ExtScheduler;
 use super::deaths::stuck;
@@ -49,23 +50,25 @@ const ENDS: [(&str, SchedulerEnd); 5] = [
     }),
 ];
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     mount_bpffs()?;
     let without = vm_refused()?;
-    let mut held = without.contains("no vcpufreq scx service runs");
+    let named = without.contains("no vcpufreq scx service runs");
     let mut rows = Vec::new();
     for (name, end) in ENDS {
         let row = one(plan, end).with_context(|| name.to_owned())?;
-        held &= row["held"] == true;
-        rows.push(json!({ "end": name, "seen": row }));
+        rows.push(LabVerdict::default().figure("end", name).part("seen", row));
     }
     // What a killed one leaves goes with the next.
     let left = left()?;
-    held &= left.is_empty();
-    Ok(json!({ "held": held, "without_service": without, "rows": rows, "left": left }))
+    let figures = json!({ "without_service": without, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .check("without a service it is refused", named, &without)
+        .parts("rows", rows)
+        .check("nothing is left", left.is_empty(), &left))
 }
 
-fn one(plan: &Plan, end: SchedulerEnd) -> Result<Value> {
+fn one(plan: &Plan, end: SchedulerEnd) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (vcpu, policy) = last_of(&policies)?;
     let pcpus = first_cpus(&policies);
@@ -107,19 +110,20 @@ fn one(plan: &Plan, end: SchedulerEnd) -> Result<Value> {
         another.end()?;
     }
     let stuck = stuck(&policies)?;
-    let held = before == (0, 1024)
-        && counted
-        && told
-        && in_events
-        && ms <= WITHIN_MS
-        && then_ms <= WITHIN_MS
-        && pcpu_khz >= other
-        && stuck.is_empty();
-    Ok(json!({
-        "held": held, "clamp_before": before, "status": status, "clamp_after_ms": ms,
+    let figures = json!({
+        "clamp_before": before, "status": status, "clamp_after_ms": ms,
         "next_clamp_after_ms": then_ms, "asked_khz": other, "pcpu_khz": pcpu_khz, "stuck": stuck,
         "target": target, "in_events": in_events,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("no clamp before", &before, (0, 1024))
+        .check("the vCPUs are counted", counted, &status)
+        .check("the target is told before, and not after", told, &target)
+        .check("the load is in the events", in_events, ())
+        .check("a clamp soon", ms <= WITHIN_MS, ms)
+        .check("the next one soon", then_ms <= WITHIN_MS, then_ms)
+        .check("the pCPU runs at it", pcpu_khz >= other, pcpu_khz)
+        .check_none("no pCPU is stuck", &stuck))
 }
 
 /// Ends the scheduler; virtual ms from the last look that finds it in force until that clamp is the

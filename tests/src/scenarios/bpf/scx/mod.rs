@@ -14,12 +14,12 @@ mod unit;
 pub(super) use service::{ServiceProcess, scx};
 
 use anyhow::Result;
-use serde_json::Value;
+use vcpufreq_tests::LabVerdict;
 
 use crate::harness::plan::Plan;
 
 /// Carries out a scenario by name, when it is one of these.
-pub fn run(name: &str, plan: &Plan) -> Option<Result<Value>> {
+pub fn run(name: &str, plan: &Plan) -> Option<Result<LabVerdict>> {
     match name {
         "scx-deaths" => Some(deaths::run()),
         "scx-fallback" => Some(fallback::run(plan)),

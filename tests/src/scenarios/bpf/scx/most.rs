@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::tiny_vm::Deed;
@@ -29,7 +30,7 @@ const TURNS: u64 = 2_000_000 / 6;
 type Settled = fn(&Policy) -> Result<(TinyVcpu, EventFd)>;
 
 /// `settled` makes a vCPU that has used little.
-pub fn run(policy: &Policy, settled: Settled) -> Result<Value> {
+pub fn run(policy: &Policy, settled: Settled) -> Result<LabVerdict> {
     let (together, done) = (Barrier::new(2), AtomicBool::new(false));
     let seen = std::thread::scope(|scope| {
         let looker = scope.spawn(|| look(policy.cpu(), &done));
@@ -41,8 +42,11 @@ pub fn run(policy: &Policy, settled: Settled) -> Result<Value> {
         seen
     })?;
     let (sum, target) = seen;
-    let held = sum > HIGHEST && target == HIGHEST && in_force();
-    Ok(json!({ "held": held, "part": "two maxima", "highest_sum": sum, "highest_target": target }))
+    let figures = json!({ "part": "two maxima", "highest_sum": sum, "highest_target": target });
+    Ok(LabVerdict::with_figures(figures)
+        .check("the sum is higher", sum > HIGHEST, sum)
+        .check_eq("the target is the highest", &target, HIGHEST)
+        .check("the scheduler is in force", in_force(), ()))
 }
 
 /// A vCPU that is runnable when the other one is.

@@ -6,7 +6,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use super::fallback::busy_target;
 use super::service::{ServiceProcess, said, scx};
@@ -20,7 +21,7 @@ use crate::harness::vm::{Setup, Vm};
 const FLOODS: u32 = 10;
 const LOOKS: u32 = 10;
 
-pub fn run(plan: &Plan) -> Result<Value> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     mount_bpffs()?;
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
@@ -54,14 +55,23 @@ pub fn run(plan: &Plan) -> Result<Value> {
     let vmm_said = vm.quit()?;
     said(&scx(&["stop"])?);
     service.ended()?;
-    let held = clamps.iter().all(|clamp| *clamp == (0, 1024))
-        && turns.iter().all(|turns| *turns > 100)
-        && targets.iter().all(|target| *target > Some(0))
-        && has_one_outcome_each(&counted);
+    let free = clamps.iter().all(|clamp| *clamp == (0, 1024));
+    let flooded = turns.iter().all(|turns| *turns > 100);
+    let there = targets.iter().all(|target| *target > Some(0));
     clamps.sort_unstable();
     clamps.dedup();
-    Ok(json!({
-        "held": held, "clamps": clamps, "turns": turns, "targets": targets,
-        "counts": counted["counts"], "vmm_said": vmm_said,
-    }))
+    let counts = &counted["counts"];
+    let figures = json!({
+        "clamps": clamps, "turns": turns, "targets": targets,
+        "counts": counts, "vmm_said": vmm_said,
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("no clamp is set", free, &clamps)
+        .check("both flood", flooded, &turns)
+        .check("the target is there", there, &targets)
+        .check(
+            "each request has an outcome",
+            has_one_outcome_each(&counted),
+            counts,
+        ))
 }

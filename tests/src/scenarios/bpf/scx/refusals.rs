@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_host_bpf::{PINS, verify};
+use vcpufreq_tests::LabVerdict;
 
 use super::super::ext_server::ExtScheduler;
 use super::service::{
@@ -21,7 +22,7 @@ use crate::harness::sys::set_deadline;
 /// Of a program on sched_switch that calls the kernel.
 const LOCKED: &str = "/lab/bpf/locked.bpf.o";
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     let none = said(&scx(&["status"])?);
     ensure!(none == (Some(1), "not running\n".into()), "{none:?}");
     let mut refusals = vec![("without bpffs", refused()?, "mount -t bpf")];
@@ -41,29 +42,34 @@ pub fn run() -> Result<Value> {
     let stopped = said(&scx(&["stop"])?).0 == Some(0);
     let told = refusals.iter().all(|(_, text, word)| text.contains(word));
     let left = left()?;
-    let held = ends.iter().all(|end| end["held"] == true)
-        && nobody == (Some(0), expected)
-        && stopped
-        && told
-        && mixed["held"] == true
-        && left.is_empty();
-    let refusals: Vec<_> = refusals
+    let texts: Vec<_> = refusals
         .iter()
         .map(|(what, text, _)| json!({ *what: text }))
         .collect();
-    Ok(json!({
-        "held": held, "ends": ends, "two_services": mixed, "refusals": refusals, "status": nobody.1, "left": left,
-    }))
+    let figures = json!({ "refusals": texts, "status": nobody.1, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .parts("ends", ends.into())
+        .check("no vCPU is left", nobody == (Some(0), expected), &nobody.1)
+        .check("it is stopped", stopped, ())
+        .check("each refusal names its cause", told, &texts)
+        .part("two_services", mixed)
+        .check("nothing is left", left.is_empty(), &left))
 }
 
 /// A kernel without sched_ext: the service and a VM that asks for it are refused in a line.
-pub fn none() -> Result<Value> {
+pub fn none() -> Result<LabVerdict> {
     let service = refused()?;
     // Debian's kernel without it has no uclamp either, which the VM misses first.
     let vm = vm_refused()?;
     let status = said(&scx(&["status"])?);
-    let held = service.contains("no sched_ext") && status.0 == Some(1);
-    Ok(json!({ "held": held, "service": service, "vm": vm, "status": status.1 }))
+    let figures = json!({ "service": service, "vm": vm, "status": status.1 });
+    Ok(LabVerdict::with_figures(figures)
+        .check(
+            "it names the kernel",
+            service.contains("no sched_ext"),
+            &service,
+        )
+        .check_eq("none runs", &status.0, Some(1)))
 }
 
 /// A VM beside a service whose maps are laid out in another way.
@@ -80,20 +86,24 @@ fn other_layout() -> Result<String> {
     refused
 }
 
-fn by_stop() -> Result<Value> {
+fn by_stop() -> Result<LabVerdict> {
     let service = ServiceProcess::start()?;
     let before = in_force();
     let stopped = said(&scx(&["stop"])?);
     let ms = disabled()?;
     let ended = service.ended()?;
     let left = left()?;
-    let held = before && stopped.0 == Some(0) && ended.0 == Some(0) && left.is_empty();
-    Ok(json!({ "held": held, "by": "stop", "after_ms": ms, "said": ended.1, "left": left }))
+    let figures = json!({ "by": "stop", "after_ms": ms, "said": ended.1, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .check("in force before", before, ())
+        .check("stop succeeds", stopped.0 == Some(0), &stopped.1)
+        .check("the service ends", ended.0 == Some(0), &ended.1)
+        .check("nothing is left", left.is_empty(), &left))
 }
 
 /// Pins and lock stay until `cleanup`, which leaves a service that runs its own, and are in
 /// nothing's way.
-fn by_kill() -> Result<Value> {
+fn by_kill() -> Result<LabVerdict> {
     let service = ServiceProcess::start()?;
     let before = in_force();
     let alive = cleaned()?;
@@ -113,17 +123,22 @@ fn by_kill() -> Result<Value> {
         "removed /sys/fs/bpf/vcpufreq-scx",
         "removed /run/vcpufreq-scx",
     ];
-    let held = before
-        && alive.is_empty()
-        && removed == told
-        && clean.is_empty()
-        && ms < 1000
-        && status == Some(1)
-        && again
-        && left.is_empty();
-    Ok(json!({
-        "held": held, "by": "kill -9", "after_ms": ms, "cleaned": removed, "left": [clean, left],
-    }))
+    let figures = json!({
+        "by": "kill -9", "after_ms": ms, "cleaned": removed, "left": [clean, left],
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check("in force before", before, ())
+        .check(
+            "nothing is cleaned while it lives",
+            alive.is_empty(),
+            &alive,
+        )
+        .check_eq("what it left is removed", &removed, told)
+        .check("nothing is left then", clean.is_empty(), &clean)
+        .check("the scheduler ends soon", ms < 1000, ms)
+        .check_eq("none runs", &status, Some(1))
+        .check("the next one is ended too", again, ())
+        .check("nothing is left", left.is_empty(), &left))
 }
 
 /// The output of `vcpufreq cleanup`, line by line.
@@ -133,7 +148,7 @@ fn cleaned() -> Result<Vec<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-fn by_sysrq() -> Result<Value> {
+fn by_sysrq() -> Result<LabVerdict> {
     let service = ServiceProcess::start()?;
     let before = in_force();
     sysrq()?;
@@ -141,8 +156,13 @@ fn by_sysrq() -> Result<Value> {
     let ended = service.ended()?;
     let left = left()?;
     let told = ended.1.lines().count() == 1 && ended.1.contains("ended the scheduler");
-    let held = before && ms < 1000 && ended.0 == Some(3) && told && left.is_empty();
-    Ok(json!({ "held": held, "by": "SysRq-S", "after_ms": ms, "said": ended.1, "left": left }))
+    let figures = json!({ "by": "SysRq-S", "after_ms": ms, "said": ended.1, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .check("in force before", before, ())
+        .check("the scheduler ends soon", ms < 1000, ms)
+        .check_eq("the exit code", &ended.0, Some(3))
+        .check("one line tells", told, &ended.1)
+        .check("nothing is left", left.is_empty(), &left))
 }
 
 /// The message of the loader for programs that the verifier lets pass.

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use vcpufreq_bench::tracefs::{Instance, TraceLine, events};
 use vcpufreq_host_bpf::ActuateBy;
+use vcpufreq_tests::LabVerdict;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::group::ClampGroup;
@@ -45,12 +46,12 @@ const REST: Duration = Duration::from_millis(300);
 /// A vCPU that is seldom busy: what it uses counts little.
 const PAUSE: Duration = Duration::from_millis(100);
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     mount_bpffs()?;
     without_host_module(beside_service)
 }
 
-fn beside_service() -> Result<Value> {
+fn beside_service() -> Result<LabVerdict> {
     let service = ServiceProcess::start()?;
     let policies = Policy::all()?;
     let policy = policies.last().context("no policy")?;
@@ -60,14 +61,17 @@ fn beside_service() -> Result<Value> {
     sysfs::write(&limit, 0)?;
     let result = parts(policy);
     sysfs::write(&limit, before)?;
-    let (mut held, parts) = result?;
+    let parts = result?;
     let status = said(&scx(&["status"])?).1;
-    held &= status == format!("running, process {}, 0 vCPUs\n", service.pid());
+    let nobody = status == format!("running, process {}, 0 vCPUs\n", service.pid());
     said(&scx(&["stop"])?);
-    Ok(json!({ "held": held, "parts": parts, "status": status }))
+    Ok(LabVerdict::default()
+        .parts("parts", parts)
+        .check("no vCPU is left", nobody, &status)
+        .figure("status", status))
 }
 
-fn parts(policy: &Policy) -> Result<(bool, Value)> {
+fn parts(policy: &Policy) -> Result<Vec<LabVerdict>> {
     let ((alone, load, vms, most), files) = files_written(|| {
         let alone = on_thread(|| alone(policy))?;
         let (load, vms) = (beside_load(policy)?, beside_vm(policy)?);
@@ -75,13 +79,11 @@ fn parts(policy: &Policy) -> Result<(bool, Value)> {
     })?;
     let cost = on_thread(|| cost(&alone))?;
     let (joins, keeps) = (on_thread(threads::joins)?, on_thread(threads::keeps)?);
-    let rows = [alone, load, vms, most, files, cost, joins, keeps];
-    let held = rows.iter().all(|row| row["held"] == true);
-    Ok((held, json!(rows)))
+    Ok(vec![alone, load, vms, most, files, cost, joins, keeps])
 }
 
 /// How many files of cgroups are written meanwhile.
-fn files_written<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Value)> {
+fn files_written<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, LabVerdict)> {
     let _probe = Probe::set('p', "written", "cgroup_file_write")?;
     let trace = Instance::create("cgroups", 64)?;
     trace.enable(&["lab/written"])?;
@@ -89,21 +91,23 @@ fn files_written<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Value)> {
     let done = work();
     let text = stop(trace)?;
     let written = events(&text).count();
-    let row = json!({ "held": written == 0, "part": "files of cgroups", "written": written });
+    let figures = json!({ "part": "files of cgroups", "written": written });
+    let row = LabVerdict::with_figures(figures).check_eq("no file is written", &written, 0);
     Ok((done?, row))
 }
 
 /// A request for another target against one by an exit with its clamp, in the same VM.
-fn cost(alone: &Value) -> Result<Value> {
+fn cost(alone: &LabVerdict) -> Result<LabVerdict> {
     let mut vcpu = TinyVcpu::new(ActuateBy::Nothing)?;
     let group = ClampGroup::with_current("scx")?;
     let by_exit = exits(&mut vcpu, &group)?;
-    let by_scx = alone["new_virtual_ns"].as_u64().context("no time")?;
-    let held = by_scx * 100 <= by_exit * AT_MOST_PERCENT;
-    Ok(json!({
-        "held": held, "part": "cost", "scx_virtual_ns": by_scx, "exit_virtual_ns": by_exit,
-        "percent": by_scx * 100 / by_exit.max(1),
-    }))
+    let by_scx = alone.get("new_virtual_ns").as_u64().context("no time")?;
+    let percent = by_scx * 100 / by_exit.max(1);
+    let figures = json!({
+        "part": "cost", "scx_virtual_ns": by_scx, "exit_virtual_ns": by_exit, "percent": percent,
+    });
+    let little = by_scx * 100 <= by_exit * AT_MOST_PERCENT;
+    Ok(LabVerdict::with_figures(figures).check("less than by exit", little, percent))
 }
 
 fn on_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
@@ -115,7 +119,7 @@ fn on_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
 }
 
 /// Each OPP in turn, up and down, by a vCPU that has slept.
-fn alone(policy: &Policy) -> Result<Value> {
+fn alone(policy: &Policy) -> Result<LabVerdict> {
     let (mut vcpu, _event) = settled(policy)?;
     let mut order = policy.opps.clone();
     order.extend(policy.opps.iter().rev());
@@ -146,20 +150,31 @@ fn alone(policy: &Policy) -> Result<Value> {
     let (_, unchanged_ns) = vcpu.timed(stores(MANY, FROM_KHZ, 0), |_, _| ())?;
     let requests = u64::try_from(order.len())? + SETTLING;
     let in_kernel = counters.in_kernel + counters.unchanged == requests && counters.to_worker == 0;
-    let held = exits == 0
-        && clamps == (0, 1024)
-        && in_kernel
-        && writes.len() == order.len()
-        && targets * 100 >= FEW * 95
-        && above
-        && right + 3 >= order.len();
-    Ok(json!({
-        "held": held, "part": "alone", "exits": exits, "clamps": clamps, "requests": requests,
+    let (clamped, order_len) = (writes.len(), order.len());
+    let figures = json!({
+        "part": "alone", "exits": exits, "clamps": clamps, "requests": requests,
         "in_kernel": counters.in_kernel, "right_before_entry": right,
         "unchanged_virtual_ns": unchanged_ns, "new_virtual_ns": new_ns, "targets_set": targets,
         "bursts_virtual_ns": bursts,
         "wrong": wrong(&writes, &order, policy),
-    }))
+    });
+    let wrong = wrong(&writes, &order, policy);
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("no write exits", &exits, 0)
+        .check_eq("no clamp is set", &clamps, (0, 1024))
+        .check(
+            "each is handled in the kernel",
+            in_kernel,
+            counters.in_kernel,
+        )
+        .check("each is seen", clamped == order_len, (clamped, order_len))
+        .check("targets are set", targets * 100 >= FEW * 95, targets)
+        .check("none is below its request", above, &wrong)
+        .check(
+            "but three are right before entry",
+            right + 3 >= order.len(),
+            &wrong,
+        ))
 }
 
 /// How often the kernel gets a target while a vCPU that has slept makes these requests. What it uses
@@ -241,10 +256,10 @@ fn writes(text: &str, policy: &Policy, mut khz: u32) -> Result<Vec<AtEntry>> {
 }
 
 /// One request beside a load of the host's, and beside more of it: the result of the formula.
-fn beside_load(policy: &Policy) -> Result<Value> {
+fn beside_load(policy: &Policy) -> Result<LabVerdict> {
     let mut rows = Vec::new();
     let khz = policy.at_least(policy.max() / 3);
-    let (mut held, mut own, mut highest) = (true, 0, Vec::new());
+    let (mut most, mut within, mut own, mut highest) = (true, true, 0, Vec::new());
     for share in [0_u32, 25, 50] {
         // Short, for its utilization to be steady.
         let period = Duration::from_millis(2);
@@ -266,15 +281,19 @@ fn beside_load(policy: &Policy) -> Result<Value> {
         // The band is of the load's usual utilization: one OPP beyond it are requests at its peak.
         let above = policy.at_least(high + 1);
         let right = at.iter().filter(|at| (low..=high).contains(at)).count();
-        held &= !at.is_empty() && 2 * right > at.len();
-        held &= at.iter().all(|at| (low..=above).contains(at));
+        most &= !at.is_empty() && 2 * right > at.len();
+        within &= at.iter().all(|at| (low..=above).contains(at));
         highest.extend(at.iter().max().copied());
         rows.push(json!({
             "share": share, "others_util": others, "at_khz": at, "low_khz": low, "high_khz": high,
         }));
     }
-    held &= highest.last() > highest.first();
-    Ok(json!({ "held": held, "part": "beside load", "asked_khz": khz, "rows": rows }))
+    let grows = highest.last() > highest.first();
+    let figures = json!({ "part": "beside load", "asked_khz": khz, "rows": rows });
+    Ok(LabVerdict::with_figures(figures)
+        .check("most requests are in the load's band", most, &rows)
+        .check("all are within an OPP of it", within, &rows)
+        .check("more load brings more", grows, &highest))
 }
 
 /// The frequency of a request beside so much utilization.
@@ -352,7 +371,7 @@ fn settled(policy: &Policy) -> Result<(TinyVcpu, EventFd)> {
 }
 
 /// Two VMs' vCPUs on one pCPU: each has asked, and both are runnable.
-fn beside_vm(policy: &Policy) -> Result<Value> {
+fn beside_vm(policy: &Policy) -> Result<LabVerdict> {
     let part = policy.at_least(policy.max() / 3);
     let done = AtomicBool::new(false);
     let (seen, sum) = std::thread::scope(|scope| {
@@ -383,6 +402,7 @@ fn beside_vm(policy: &Policy) -> Result<Value> {
     let mut at: Vec<u32> = seen.iter().map(|one| one.khz).collect();
     at.sort_unstable();
     at.dedup();
-    let held = at.iter().any(|khz| *khz >= sum);
-    Ok(json!({ "held": held, "part": "two VMs", "each_khz": part, "sum_khz": sum, "seen_khz": at }))
+    let reached = at.iter().any(|khz| *khz >= sum);
+    let figures = json!({ "part": "two VMs", "each_khz": part, "sum_khz": sum, "seen_khz": at });
+    Ok(LabVerdict::with_figures(figures).check("the sum is reached", reached, &at))
 }

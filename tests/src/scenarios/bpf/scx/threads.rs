@@ -4,16 +4,17 @@
 
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::MapHandle;
-use serde_json::{Value, json};
+use serde_json::json;
 use vcpufreq_device::{Khz, VcpuId};
 use vcpufreq_host_bpf::{ActuateBy, ScxError};
+use vcpufreq_tests::LabVerdict;
 
 use super::super::vcpu::{ONE, SET_PERF, TinyVcpu, stores};
 use super::service::{ServiceProcess, said, scx, sum_of};
 use crate::harness::load;
 
 /// A thread that comes into a domain that has asked already.
-pub fn joins() -> Result<Value> {
+pub fn joins() -> Result<LabVerdict> {
     let mut vcpu = TinyVcpu::new(ActuateBy::Scx)?;
     let _event = vcpu.vm.swallow(SET_PERF)?;
     let max = vcpu.policy.max();
@@ -31,13 +32,15 @@ pub fn joins() -> Result<Value> {
         });
         other.join().map_err(|_| anyhow!("a vCPU panicked"))?
     })?;
+    let figures = json!({ "part": "a new thread", "sum_before_and_after": sum });
     // What a new thread is taken to use is half of the pCPU's capacity at most.
-    let held = sum.0 == 0 && sum.1 >= 200;
-    Ok(json!({ "held": held, "part": "a new thread", "sum_before_and_after": sum }))
+    Ok(LabVerdict::with_figures(figures)
+        .check("nothing is counted before", sum.0 == 0, sum)
+        .check("it is counted after", sum.1 >= 200, sum))
 }
 
 /// A thread that was one VM's and is another one's by now, as of a number that is used again.
-pub fn keeps() -> Result<Value> {
+pub fn keeps() -> Result<LabVerdict> {
     let first = TinyVcpu::new(ActuateBy::Scx)?;
     let mut second = TinyVcpu::new(ActuateBy::Scx)?;
     let _event = second.vm.swallow(SET_PERF)?;
@@ -48,11 +51,12 @@ pub fn keeps() -> Result<Value> {
     first.host.ask_scx(0)?;
     let sum = sum_of(second.policy.cpu())?;
     let most = second.policy.util(min) * 4 / 5;
-    Ok(json!({ "held": sum <= most, "part": "another VM's", "sum": sum, "most": most }))
+    let figures = json!({ "part": "another VM's", "sum": sum, "most": most });
+    Ok(LabVerdict::with_figures(figures).check("the other's stays", sum <= most, sum))
 }
 
 /// A VM that has found the pins of a service, and of the one after it.
-pub fn mixed() -> Result<Value> {
+pub fn mixed() -> Result<LabVerdict> {
     const PIN: &str = "/sys/fs/bpf/vcpufreq-scx/scx_cpus";
     let service = ServiceProcess::start()?;
     let vcpu = TinyVcpu::new(ActuateBy::Scx)?;
@@ -69,5 +73,8 @@ pub fn mixed() -> Result<Value> {
     drop((vcpu, old));
     said(&scx(&["stop"])?);
     service.ended()?;
-    Ok(json!({ "held": same && refused, "part": "two services", "same": same, "refused": refused }))
+    let figures = json!({ "part": "two services", "same": same, "refused": refused });
+    Ok(LabVerdict::with_figures(figures)
+        .check("its own service's are taken", same, ())
+        .check("another's are refused", refused, ()))
 }

@@ -6,7 +6,8 @@
 use anyhow::Result;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
+use serde_json::json;
+use vcpufreq_tests::LabVerdict;
 
 use super::service::{in_force, left, sysrq};
 use crate::harness::systemctl::systemctl;
@@ -16,7 +17,7 @@ const UNIT: &str = "vcpufreq-scx.service";
 /// Of a service whose scheduler the kernel has ended.
 const ENDED: &str = "3";
 
-pub fn run() -> Result<Value> {
+pub fn run() -> Result<LabVerdict> {
     systemctl(&["daemon-reload"])?;
     systemctl(&["start", UNIT])?;
     let started = in_force();
@@ -36,14 +37,22 @@ pub fn run() -> Result<Value> {
     systemctl(&["stop", UNIT])?;
     let (result, left) = (show("Result")?, left()?);
     let in_force = [started, restarted, again];
-    let held = in_force == [true; 3]
-        && (&*restarts, &*after_sysrq, &*code, &*result) == ("1", "failed", ENDED, "success")
-        && left_by_sysrq.is_empty()
-        && left.is_empty();
-    Ok(json!({
-        "held": held, "in_force": in_force, "restarts": restarts, "after_sysrq": after_sysrq,
+    let figures = json!({
+        "in_force": in_force, "restarts": restarts, "after_sysrq": after_sysrq,
         "code": code, "result": result, "left_by_sysrq": left_by_sysrq, "left": left,
-    }))
+    });
+    Ok(LabVerdict::with_figures(figures)
+        .check_eq("in force after each start", &in_force, [true; 3])
+        .check_eq("a killed one is restarted once", &restarts, "1")
+        .check_eq("one that SysRq ends has failed", &after_sysrq, "failed")
+        .check_eq("its exit code", &code, ENDED)
+        .check_eq("the last one ends well", &result, "success")
+        .check(
+            "nothing is left by SysRq",
+            left_by_sysrq.is_empty(),
+            &left_by_sysrq,
+        )
+        .check("nothing is left", left.is_empty(), &left))
 }
 
 fn show(property: &str) -> Result<String> {
