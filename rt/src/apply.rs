@@ -5,10 +5,10 @@ use std::io;
 
 use thiserror::Error;
 
+use vcpufreq_host::undo::{InTheWay, THERE, Target, Vcpus, WriteHost, check_free};
+
 use crate::{
-    change::{Change, THERE, Target},
-    guests::{self, InTheWay, Vcpus},
-    host::WriteHost,
+    change::Change,
     partition::PartitionError,
     plan::RtPlan,
     profile::Profile,
@@ -177,7 +177,7 @@ fn check_new(plan: &RtPlan) -> Result<(), ApplyError> {
 /// Whether no guest is on the CPUs that are set apart, and the recorded old values are current: a
 /// guest that has ended since the plan was made has restored its own.
 fn check_unmoved(host: &dyn WriteHost, record: &Record) -> Result<(), ApplyError> {
-    guests::check_free(host.as_look(), &record.partition.rt(), Vcpus::Pinned)?;
+    check_free(host.as_look(), &record.partition.rt(), Vcpus::Pinned)?;
     for Entry { target, old, .. } in &record.entries {
         match target.now(host.as_look()) {
             Ok(now) if !target.same(&now, old) => {

@@ -3,9 +3,10 @@
 
 use serde::Serialize;
 
+use vcpufreq_host::undo::ReadHost;
+
 use crate::{
     finding::{Effect, Finding},
-    host::ReadHost,
     plan::RtPlan,
     profile::Profile,
     settings::{self, UnitContext},

@@ -5,10 +5,9 @@ use std::io;
 
 use thiserror::Error;
 
-use crate::{
-    host::{LockedFile, WriteHost},
-    record::{PATH, Record, RecordError},
-};
+use vcpufreq_host::undo::{LockedFile, WriteHost};
+
+use crate::record::{PATH, Record, RecordError};
 
 /// The record of this boot, if there is one; while this is held, no restore begins.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vcpufreq_host::CpuList;
 
-use crate::host::ReadHost;
+use vcpufreq_host::undo::ReadHost;
 
 /// The online CPUs, as the kernel lists them.
 pub(crate) const ONLINE: &str = "/sys/devices/system/cpu/online";

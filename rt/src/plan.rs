@@ -3,11 +3,11 @@
 
 use serde::Serialize;
 
+use vcpufreq_host::undo::{Owner, ReadHost};
+
 use crate::{
     change::Change,
     finding::{Absent, Finding},
-    host::ReadHost,
-    owner::Owner,
     partition::Partition,
     profile::Profile,
     settings::{self, Sheet, Unit, UnitContext},

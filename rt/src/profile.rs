@@ -7,9 +7,9 @@ use std::fmt::Display;
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
-use crate::{
-    policy_frequencies::PolicyFrequencies, published::PublishedMaximum, value::scheduling,
-};
+use vcpufreq_host::undo::scheduling;
+
+use crate::{policy_frequencies::PolicyFrequencies, published::PublishedMaximum};
 
 /// The shipped profiles: name and text.
 pub const SHIPPED: &[(&str, &str)] = &[

@@ -7,18 +7,14 @@ use std::{collections::BTreeSet, io, time::Duration};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use vcpufreq_host::undo::{BOOT_ID, Owner, ReadHost, THERE, Target, Untrusted, WriteHost};
+
 use crate::{
-    change::{THERE, Target},
-    host::{ReadHost, WriteHost},
-    own_dir::Untrusted,
-    owner::{BOOT_ID, Owner},
     partition::{self, Partition, PartitionError},
     profile::Profile,
     targets,
 };
 
-/// Where the records of root's VMMs are, `PID.json`.
-pub const DIR: &str = "/run/vcpufreq";
 /// Where the record is. Its directory is no VMM's: a service manager that makes and removes the
 /// VMM's (systemd's `RuntimeDirectory=`) would give it to another user, or lose the old values.
 pub const PATH: &str = "/run/vcpufreq-rt/rt.json";

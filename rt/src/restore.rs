@@ -6,11 +6,11 @@ use std::io;
 
 use thiserror::Error;
 
+use vcpufreq_host::undo::{
+    InTheWay, Owner, OwnerStatus, Target, Unread, Vcpus, WriteHost, check_free,
+};
+
 use crate::{
-    change::Target,
-    guests::{self, InTheWay, Vcpus},
-    host::{Unread, WriteHost},
-    owner::{Owner, OwnerStatus},
     record::{self, Entry, PATH, Record, RecordError},
     settings,
 };
@@ -120,7 +120,7 @@ fn restore_if(
     if !is_wanted(&record)? {
         return Ok(Restored::Nothing);
     }
-    guests::check_free(host.as_look(), &record.partition.rt(), Vcpus::RealTime)?;
+    check_free(host.as_look(), &record.partition.rt(), Vcpus::RealTime)?;
     if let Some(group) = settings::occupied(host.as_look(), &record.partition) {
         return Err(RestoreError::Occupied(group));
     }

@@ -2,7 +2,7 @@
 //! Everything that the settings may change. A record that names anything else isn't carried out,
 //! and neither is a plan that does: restore would refuse its record.
 
-use crate::change::Target;
+use vcpufreq_host::undo::Target;
 
 /// Files. `*` is any text within one component of the path.
 const FILES: &[&str] = &[
@@ -97,7 +97,7 @@ fn part_matches(part: &str, pattern: &str) -> bool {
 mod tests {
     //! Promise: no path leads out of what the settings change.
     use super::*;
-    use crate::value::Format;
+    use vcpufreq_host::undo::Format;
 
     fn file(path: &str, shown_in: Option<&str>) -> Target {
         Target::File {

@@ -24,8 +24,9 @@ use std::{
 use tempfile::TempDir;
 use vcpufreq::lifecycle::record::{Owner, VmmRecord, owner_of};
 use vcpufreq::lifecycle::state::ROOT_DIR;
+use vcpufreq_host::undo::{Format, Target};
 use vcpufreq_host::{GroupRecord, HostRoot};
-use vcpufreq_rt::{Entry, Format, Partition, Profile, Target};
+use vcpufreq_rt::{Entry, Partition, Profile};
 
 const NOBODY: u32 = 65534;
 /// No process has this number: the kernel's limit is 2²².

@@ -13,8 +13,9 @@ use serde::Deserialize;
 use vcpufreq_host::{CpuList, CpuListError};
 
 use super::report::ReportArgs;
+use vcpufreq_host::undo::ReadHost;
+
 use crate::{
-    host::ReadHost,
     partition::{Partition, PartitionGuest},
     profile::{Profile, SHIPPED, one_line, shipped_text},
 };

@@ -23,11 +23,12 @@ use output::ChangeOutput;
 pub use output::{DrawReports, print};
 pub use report::ReportArgs;
 
+use vcpufreq_host::undo::KernelHost;
+
 use crate::{
     apply::apply,
     check::{check, is_ready},
     finding::Finding,
-    kernel_host::KernelHost,
     plan::plan,
     record::Record,
     restore::{Restored, restore},

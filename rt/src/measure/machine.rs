@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use crate::host::ReadHost;
+use vcpufreq_host::undo::ReadHost;
 
 /// The host that is measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -3,8 +3,9 @@
 
 use vcpufreq_host::CpuList;
 
+use vcpufreq_host::undo::ReadHost;
+
 use crate::{
-    host::ReadHost,
     partition::{self, Partition},
     profile::{Profile, Scope, Settings},
 };

@@ -13,13 +13,13 @@
 use vcpufreq_host::CpuList;
 
 use super::{Sheet, Unit, UnitContext};
+use vcpufreq_host::undo::{Format, ReadHost, Unread};
+
 use crate::{
     finding::Effect,
     finding::Finding,
-    host::{ReadHost, Unread},
     partition::{self, Partition, PartitionGuest},
     profile::CpusetPartition,
-    value::Format,
 };
 
 const ROOT: &str = "/sys/fs/cgroup";

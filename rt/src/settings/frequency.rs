@@ -5,10 +5,11 @@ use super::{
     CPU, Sheet, Unit, UnitContext, by_value,
     policies::{can_be, none, policies, wanted},
 };
+use vcpufreq_host::undo::Format;
+
 use crate::{
     finding::Finding,
     policy_frequencies::{Frequency, PolicyFrequencies},
-    value::Format,
 };
 
 pub(super) const UNITS: &[Unit] = &[

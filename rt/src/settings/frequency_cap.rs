@@ -18,7 +18,7 @@ use serde::Serialize;
 use vcpufreq_host::CpuList;
 
 use super::{CPU, policies::policies};
-use crate::host::ReadHost;
+use vcpufreq_host::undo::ReadHost;
 
 const COOLING: &str = "/sys/class/thermal";
 

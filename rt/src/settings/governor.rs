@@ -9,11 +9,9 @@ use super::{
     frequency_cap::{boost_off, policy_cap},
     policies::{can_be, policies, wanted},
 };
-use crate::{
-    finding::{Effect, Finding},
-    host::Unread,
-    value::Format,
-};
+use vcpufreq_host::undo::{Format, Unread};
+
+use crate::finding::{Effect, Finding};
 
 pub(super) const UNITS: &[Unit] = &[Unit {
     name: "governor",

@@ -5,7 +5,9 @@ use miniz_oxide::inflate;
 use vcpufreq_host::CpuList;
 
 use super::{CPU, Sheet, UnitContext, boot};
-use crate::{finding::Finding, host::Unread, profile::module_option};
+use vcpufreq_host::undo::Unread;
+
+use crate::{finding::Finding, profile::module_option};
 
 /// More than any kernel's configuration, whose text is some 300 KiB.
 const LONGEST_CONFIG: usize = 16 << 20;

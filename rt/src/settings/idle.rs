@@ -2,7 +2,9 @@
 //! Idle states, and how long waking up may take.
 
 use super::{CPU, Sheet, Unit, UnitContext, by_value};
-use crate::{finding::Effect, profile::IdleStates, value::Format};
+use vcpufreq_host::undo::Format;
+
+use crate::{finding::Effect, profile::IdleStates};
 
 pub(super) const UNITS: &[Unit] = &[
     Unit {

@@ -4,7 +4,9 @@
 use vcpufreq_host::CpuList;
 
 use super::{Sheet, Unit, UnitContext, irqbalance};
-use crate::{finding::Effect, host::Unread, value::Format};
+use vcpufreq_host::undo::{Format, Unread};
+
+use crate::finding::Effect;
 
 const DIR: &str = "/proc/irq";
 

@@ -5,11 +5,9 @@
 use vcpufreq_host::CpuList;
 
 use super::{CPU, Sheet, UnitContext, threads};
-use crate::{
-    finding::Finding,
-    host::{ReadHost, Unread},
-    own_dir, partition, process,
-};
+use vcpufreq_host::undo::{ReadHost, Unread, is_trusted, users};
+
+use crate::{finding::Finding, partition};
 
 /// Its name in procfs.
 const NAME: &str = "irqbalance";
@@ -39,10 +37,8 @@ pub(super) fn look(cx: &UnitContext, sheet: &mut Sheet) {
 fn of_root(sheet: &mut Sheet, all: &[(u32, String)]) -> Vec<u32> {
     let (mut found, mut others) = (Vec::new(), Vec::new());
     for (pid, _) in all.iter().filter(|(_, name)| name == NAME) {
-        match process::users(sheet.look, *pid) {
-            Ok(users)
-                if !users.is_empty() && users.iter().all(|user| own_dir::is_trusted(*user)) =>
-            {
+        match users(sheet.look, *pid) {
+            Ok(users) if !users.is_empty() && users.iter().all(|user| is_trusted(*user)) => {
                 found.push(*pid);
             }
             Ok(_) => others.push(*pid),

@@ -2,7 +2,9 @@
 //! Memory management that makes threads wait or moves pages below them, and KVM's own polling.
 
 use super::{Sheet, Unit, UnitContext, by_value};
-use crate::{finding::Effect, value::Format};
+use vcpufreq_host::undo::Format;
+
+use crate::finding::Effect;
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";

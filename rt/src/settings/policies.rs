@@ -4,7 +4,9 @@
 use vcpufreq_host::CpuList;
 
 use super::{CPU, Sheet, UnitContext};
-use crate::{finding::Finding, host::ReadHost};
+use vcpufreq_host::undo::ReadHost;
+
+use crate::finding::Finding;
 
 /// The folders of the policies that have one of these CPUs online, with their CPUs.
 pub(super) fn policies(look: &dyn ReadHost, cpus: &CpuList) -> Vec<(String, CpuList)> {

@@ -2,7 +2,9 @@
 //! RCU's grace periods.
 
 use super::{Sheet, Unit, UnitContext};
-use crate::{finding::Effect, value::Format};
+use vcpufreq_host::undo::Format;
+
+use crate::finding::Effect;
 
 const EXPEDITED: &str = "/sys/kernel/rcu_expedited";
 const NORMAL: &str = "/sys/kernel/rcu_normal";

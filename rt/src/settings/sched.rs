@@ -4,7 +4,9 @@
 use vcpufreq_host::{CpuList, SCHED_DEBUG};
 
 use super::{Sheet, Unit, UnitContext, by_value};
-use crate::{finding::Effect, host::Unread, value::Format};
+use vcpufreq_host::undo::{Format, Unread};
+
+use crate::finding::Effect;
 
 /// Both keep a share of each CPU from real-time tasks: since 6.12, and for sched_ext since 6.20.
 const SERVERS: [&str; 2] = ["fair_server", "ext_server"];

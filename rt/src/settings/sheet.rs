@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The sheet that units write their changes and findings on.
 
+use vcpufreq_host::undo::{Format, ReadHost, THERE, Target, Unread, users};
+
 use crate::{
-    change::{Change, THERE, Target},
+    change::Change,
     finding::{Absent, Finding},
-    host::{ReadHost, Unread},
-    process,
-    value::Format,
 };
 
 /// Collects the changes of the units.
@@ -159,7 +158,7 @@ impl<'a> Sheet<'a> {
         let (Some(first), more) = (pids.first(), pids.len().saturating_sub(1)) else {
             return;
         };
-        let user = process::users(self.look, *first).ok();
+        let user = users(self.look, *first).ok();
         let user = user.and_then(|users| users.first().copied());
         let user = user.map_or_else(String::new, |user| format!(" of user {user}"));
         let more = match more {

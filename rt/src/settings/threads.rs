@@ -4,11 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::{Sheet, Unit, UnitContext, by_value};
-use crate::{
-    change::Target,
-    host::{ReadHost, Unread},
-    process::ThreadStat,
-};
+use vcpufreq_host::undo::{ReadHost, Target, ThreadStat, Unread};
 
 pub(super) const UNITS: &[Unit] = &[
     Unit {

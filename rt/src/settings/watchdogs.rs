@@ -2,7 +2,9 @@
 //! Watchdogs and tracing.
 
 use super::{Unit, UnitContext, by_value};
-use crate::{finding::Effect, value::Format};
+use vcpufreq_host::undo::Format;
+
+use crate::finding::Effect;
 
 const TRACING: &str = "/sys/kernel/tracing";
 

@@ -2,7 +2,8 @@
 //! Promise of the command line and the kernel's configuration: the findings list exactly what needs
 //! a reboot or another kernel, and the words that the kernel ignored.
 
-use vcpufreq_rt::{Finding, ReadHost, RtPlan};
+use vcpufreq_host::undo::ReadHost;
+use vcpufreq_rt::{Finding, RtPlan};
 
 use crate::{fake::FakeKernel, partition::planned};
 

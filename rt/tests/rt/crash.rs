@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use vcpufreq_host::undo::Target;
 use vcpufreq_rt::{
-    Partition, Profile, RestoreError, Restored, RtPlan, Target, apply, check, plan, restore,
+    Partition, Profile, RestoreError, Restored, RtPlan, apply, check, plan, restore,
 };
 
 use crate::{
@@ -75,7 +76,7 @@ fn values(host: &FakeKernel) -> BTreeMap<String, String> {
         }
         // `always madvise [x]` for any order.
         if path.ends_with("transparent_hugepage/enabled") {
-            *text = vcpufreq_rt::Format::Choice.value(text);
+            *text = vcpufreq_host::undo::Format::Choice.value(text);
         }
     }
     all.retain(|path, _| !path.starts_with("/run"));
@@ -326,7 +327,7 @@ fn tunables_come_back_with_their_governor() {
 fn two_at_a_time_are_refused() {
     let host = FakeKernel::four();
     try_apply(&host).unwrap();
-    let _held = vcpufreq_rt::WriteHost::hold(&host, vcpufreq_rt::PATH).unwrap();
+    let _held = vcpufreq_host::undo::WriteHost::hold(&host, vcpufreq_rt::PATH).unwrap();
     let error = restore(&host, &mut |_, _, _| {}).unwrap_err();
     assert!(matches!(error, RestoreError::Busy), "{error}");
 }

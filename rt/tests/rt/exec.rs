@@ -2,7 +2,8 @@
 //! Promises: what was changed for a process is restored for that process; by others, only when it is
 //! gone.
 
-use vcpufreq_rt::{Owner, ReadHost, RestoreError, Restored, restore, restore_of};
+use vcpufreq_host::undo::{Owner, ReadHost};
+use vcpufreq_rt::{RestoreError, Restored, restore, restore_of};
 
 use crate::{
     fake::FakeKernel,

@@ -13,9 +13,10 @@ use std::{
 
 use nix::errno::Errno;
 use tempfile::TempDir;
-use vcpufreq_rt::{
-    CpuList, KernelHost, LockedFile, ReadHost, Reading, Unread, Untrusted, WriteHost,
+use vcpufreq_host::undo::{
+    KernelHost, LockedFile, ReadHost, Reading, Unread, Untrusted, WriteHost,
 };
+use vcpufreq_rt::CpuList;
 
 pub const CPU: &str = "/sys/devices/system/cpu";
 pub const CGROUP: &str = "/sys/fs/cgroup";

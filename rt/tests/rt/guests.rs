@@ -6,9 +6,10 @@
 use std::fs::File;
 
 use nix::fcntl::{Flock, FlockArg};
+use vcpufreq_host::undo::{ReadHost, WriteHost};
 use vcpufreq_rt::{
-    Applied, ApplyError, InForce, InForceError, PATH, Profile, ReadHost, RestoreError, Restored,
-    RtPlan, WriteHost, restore,
+    Applied, ApplyError, InForce, InForceError, PATH, Profile, RestoreError, Restored, RtPlan,
+    restore,
 };
 
 use crate::{

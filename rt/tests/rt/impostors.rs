@@ -2,8 +2,9 @@
 //! Promises: a process that has only the name of a kernel thread, or of irqbalance, is named in one
 //! line and left alone: by plan, apply, check and restore.
 
+use vcpufreq_host::undo::Target;
 use vcpufreq_rt::{
-    Entry, Finding, PATH, Record, Restored, RtPlan, Target, apply, check, is_ready, restore,
+    Entry, Finding, PATH, Record, Restored, RtPlan, apply, check, is_ready, restore,
 };
 
 use crate::{

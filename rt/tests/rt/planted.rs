@@ -7,7 +7,8 @@ use std::{
     os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
 };
 
-use vcpufreq_rt::{Format, PATH, Record, RecordError, RestoreError, Target, Untrusted, restore};
+use vcpufreq_host::undo::{Format, Target, Untrusted};
+use vcpufreq_rt::{PATH, Record, RecordError, RestoreError, restore};
 
 use crate::{
     fake::FakeKernel,

@@ -9,6 +9,7 @@
 //! - [`mirror()`]: vCPUs as the pCPUs that they are pinned to.
 //! - [`ReferenceRule`]: the frequency that a capacity refers to.
 //! - [`floors()`]: the frequencies below which no clamp brings a busy CPU.
+//! - `undo`, with the feature of that name: records of host changes, by which any process undoes them.
 //! - [`CpuList`], [`SchedAttr`], [`Tid`]: the kernel's lists of CPUs, scheduling attributes and
 //!   threads.
 //!
@@ -45,6 +46,8 @@ mod sys;
 mod text;
 mod thread_actuator;
 mod topology;
+#[cfg(feature = "undo")]
+pub mod undo;
 
 pub use adopted_groups::AdoptedGroups;
 pub use cgroup::{

@@ -9,8 +9,9 @@ use vcpufreq_device::Headroom;
 use vcpufreq_host::{CgroupError, HostRoot};
 
 use crate::{doctor::board::BoardFacts, kernel_version::headroom_of, path, sys};
+use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{CpuList, ENERGY_MODEL_DIR, HostCpus, PolicyFloor, floors};
-use vcpufreq_rt::{FrequencyCap, KernelHost, frequency_caps};
+use vcpufreq_rt::{FrequencyCap, frequency_caps};
 use vcpufreq_vm::{
     probe::{KvmFacts, PathFacts, open_kvm},
     protected::{self, kvm_mode},

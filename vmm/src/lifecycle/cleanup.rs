@@ -14,8 +14,8 @@ use nix::{
     fcntl::Flock,
     sys::statfs::{CGROUP2_SUPER_MAGIC, statfs},
 };
+use vcpufreq_host::undo::{KernelHost, remove_within};
 use vcpufreq_host::{CgroupError, CgroupTree, GroupRecord, HostRoot};
-use vcpufreq_rt::{KernelHost, remove_within};
 
 use crate::lifecycle::record::{NoRecord, OwnerStatus, VmmRecord};
 use crate::lifecycle::record_names::{is_unfinished, pid_of};

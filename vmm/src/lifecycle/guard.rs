@@ -19,7 +19,7 @@ use nix::{
 };
 use vcpufreq_bridge::ioeventfd::frequency_event;
 use vcpufreq_host::HostRoot;
-use vcpufreq_rt::KernelHost;
+use vcpufreq_host::undo::KernelHost;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::guardian::{DISMISS, ENDS, FREQUENCY, MESSAGE, READY, UNDO};

@@ -4,7 +4,7 @@
 
 use anyhow::{anyhow, bail};
 use vcpufreq_host::HostRoot;
-use vcpufreq_rt::{KernelHost, Vcpus};
+use vcpufreq_host::undo::{KernelHost, Vcpus};
 
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
@@ -141,7 +141,7 @@ mod tests {
     //! Promise: a pCPU has one real-time guest.
     use vcpufreq_host::fakes::FakeHost;
 
-    use vcpufreq_rt::RtHostChanges;
+    use vcpufreq_host::undo::RtHostChanges;
 
     use super::*;
     use crate::lifecycle::record::owner_of;
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn apply_and_restore_read_what_is_recorded() {
-        use vcpufreq_rt::check_free;
+        use vcpufreq_host::undo::check_free;
         let scene = Scene::new();
         scene.dir.write(&scene.guest(7, &[3], &[0])).unwrap();
         let look = KernelHost::from(&scene.host.root());

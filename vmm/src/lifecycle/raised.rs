@@ -6,8 +6,8 @@ use std::{fs::File, path::Path, time::Duration};
 
 use anyhow::{Context, bail};
 use nix::fcntl::Flock;
+use vcpufreq_host::undo::{KernelHost, OwnerStatus};
 use vcpufreq_host::{HostRoot, RaisedGroups};
-use vcpufreq_rt::{KernelHost, OwnerStatus};
 
 use super::record::{VmmRecord, known};
 use super::state::{StateDir, lock_within};

@@ -7,11 +7,11 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
+use vcpufreq_host::undo::{GuestCpus, InPartition, KernelHost, RtHostChanges, Untrusted};
+pub use vcpufreq_host::undo::{Owner, OwnerStatus};
 use vcpufreq_host::{
     AdoptedGroups, GROUP_PREFIX, GroupRecord, HostRoot, RaisedGroups, SavedThread,
 };
-use vcpufreq_rt::{GuestCpus, InPartition, KernelHost, RtHostChanges, Untrusted};
-pub use vcpufreq_rt::{Owner, OwnerStatus};
 
 use super::record_names::name_of;
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vcpufreq_host::HostRoot;
-use vcpufreq_rt::{KernelHost, OwnDir, Untrusted};
+use vcpufreq_host::undo::{KernelHost, OwnDir, Untrusted};
 
 use super::record::{Owner, OwnerStatus};
 use super::state::StateDir;

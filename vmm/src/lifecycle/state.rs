@@ -16,13 +16,13 @@ use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
 };
-use vcpufreq_rt::{OwnDir, Untrusted};
+use vcpufreq_host::undo::{OwnDir, Untrusted};
 
 use super::record::{NoRecord, VmmRecord, parse};
 use super::record_names::{is_unfinished, name_of, pid_of, socket_of, tune_socket_of, unfinished};
 
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
-pub const ROOT_DIR: &str = vcpufreq_rt::DIR;
+pub const ROOT_DIR: &str = vcpufreq_host::undo::VMM_DIR;
 
 /// How often to try a lock. Those who hold one wait for killed processes, which takes 1 to 20 ms.
 const TRY_EVERY: Duration = Duration::from_millis(5);
@@ -159,7 +159,7 @@ impl StateDir {
     /// The socket of the VMM `pid`, if root or this user made it.
     ///
     /// # Errors
-    /// As [`OwnDir::open`] and [`check_socket`](vcpufreq_rt::check_socket); a socket that isn't
+    /// As [`OwnDir::open`] and [`check_socket`](vcpufreq_host::undo::check_socket); a socket that isn't
     /// there is no error.
     pub fn socket(&self, pid: u32) -> Result<PathBuf, Untrusted> {
         self.checked(self.socket_path(pid))
@@ -177,7 +177,7 @@ impl StateDir {
         if OwnDir::open(&self.0)?.is_none() {
             return Ok(path);
         }
-        match vcpufreq_rt::check_socket(&path) {
+        match vcpufreq_host::undo::check_socket(&path) {
             // Connecting reports it.
             Err(why) if why.is_missing() => Ok(path),
             checked => checked.map(|()| path),

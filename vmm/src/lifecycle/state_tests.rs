@@ -4,8 +4,8 @@
 use std::os::unix::fs::PermissionsExt;
 
 use vcpufreq_host::fakes::FakeHost;
+use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{GroupRecord, HostRoot};
-use vcpufreq_rt::KernelHost;
 
 use super::*;
 use crate::lifecycle::record::{Owner, OwnerStatus, owner_of};

@@ -18,11 +18,12 @@ use std::{fs, io, path::PathBuf, process};
 use anyhow::{Context, bail};
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use vcpufreq_device::{DomainId, Util, VcpuId};
+use vcpufreq_host::undo::{IdleBound, InPartition, RtHostChanges, bound_file};
 use vcpufreq_host::{
     ActuatorChoice, ActuatorKind, CgroupError, Chosen, CpuList, HostActuator, HostRoot, KernelTree,
     PartitionGroups, Tid, pin, proc_field,
 };
-use vcpufreq_rt::{IdleBound, InPartition, Record, RtHostChanges, bound_file};
+use vcpufreq_rt::Record;
 
 use crate::{
     config::{RtWish, rt_pcpus},

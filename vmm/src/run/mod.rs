@@ -18,8 +18,9 @@ use anyhow::{Context, bail};
 use vcpufreq_bridge::{BridgeDevice, EventStats, Totals};
 use vcpufreq_device::{Device, DeviceConfig};
 use vcpufreq_dt::RegionKind;
+use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree};
-use vcpufreq_rt::{InForce, KernelHost};
+use vcpufreq_rt::InForce;
 
 use self::{bridge::GuestBridge, hooks::GuestHooks, offer::HostOffer, summary::summary};
 use crate::{

@@ -5,8 +5,9 @@ use std::fs::File;
 
 use anyhow::Context;
 use vcpufreq_device::Util;
+use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{ActuatorChoice, HostCpus, HostRoot};
-use vcpufreq_rt::{InForce, KernelHost};
+use vcpufreq_rt::InForce;
 
 use crate::{
     config::{

@@ -6,11 +6,12 @@ use std::{cell::Cell, os::fd::AsRawFd, time::Duration};
 
 use anyhow::{Context, bail};
 use vcpufreq_device::VcpuId;
+use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{
     ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, SavedThread, Tid,
     affinity_of,
 };
-use vcpufreq_rt::{InForce, KernelHost, Record};
+use vcpufreq_rt::{InForce, Record};
 
 use super::{
     Served, ServedVmm, SharedWithVmm,

@@ -19,7 +19,7 @@ use anyhow::{Context, anyhow, bail};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use vcpufreq_bridge::shm::SharedMemory;
 use vcpufreq_host::HostRoot;
-use vcpufreq_rt::KernelHost;
+use vcpufreq_host::undo::KernelHost;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{

@@ -19,7 +19,7 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
 };
 use vcpufreq_host::HostRoot;
-use vcpufreq_rt::KernelHost;
+use vcpufreq_host::undo::KernelHost;
 
 use super::{
     Stats,

@@ -39,8 +39,8 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 use vcpufreq::lifecycle::record::{Owner, VmmRecord, owner_of};
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
+use vcpufreq_host::undo::RtHostChanges;
 use vcpufreq_host::{HostRoot, stat_field};
-use vcpufreq_rt::RtHostChanges;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use scene::{

@@ -15,7 +15,8 @@ use nix::{
     unistd::Pid,
 };
 use tempfile::TempDir;
-use vcpufreq_rt::{CpuList, KernelHost, Restored, restore};
+use vcpufreq_host::undo::KernelHost;
+use vcpufreq_rt::{CpuList, Restored, restore};
 
 use crate::{tree, write};
 

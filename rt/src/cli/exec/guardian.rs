@@ -18,13 +18,13 @@ use nix::{
 };
 use vcpufreq_host::CpuList;
 
+use vcpufreq_host::undo::{KernelHost, Owner};
+
 use crate::{
     cli::{
         args::GuardArgs,
         output::{print, warn},
     },
-    kernel_host::KernelHost,
-    owner::Owner,
     restore::{RestoreError, Restored, restore_of},
 };
 

@@ -16,10 +16,11 @@ use super::{
     output::warn,
     text,
 };
+use vcpufreq_host::undo::KernelHost;
+
 use crate::{
     apply::apply,
     check::{check, is_ready},
-    kernel_host::KernelHost,
     plan::{RtPlan, plan},
 };
 use command::CommandSignals;

@@ -7,9 +7,9 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use vcpufreq_host::CpuList;
 
+use vcpufreq_host::undo::{KernelHost, ReadHost as _};
+
 use crate::{
-    host::ReadHost as _,
-    kernel_host::KernelHost,
     measure::{Hackbench, Length, Test, TestLoad},
     partition::Partition,
     published::PublishedMaximum,

@@ -7,8 +7,9 @@
 
 use vcpufreq_host::CpuList;
 
+use vcpufreq_host::undo::ReadHost;
+
 use crate::{
-    host::ReadHost,
     measure::RunCaps,
     settings::{CPU, FrequencyCap, frequency_caps},
 };
@@ -78,7 +79,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::kernel_host::KernelHost;
+    use vcpufreq_host::undo::KernelHost;
 
     #[test]
     fn what_was_there_at_any_look_is_in_the_result() {

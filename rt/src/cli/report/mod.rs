@@ -13,10 +13,10 @@ mod written;
 
 use anyhow::Context as _;
 
+use vcpufreq_host::undo::{KernelHost, ReadHost as _};
+
 use crate::{
     cli::output::{DrawReports, print},
-    host::ReadHost as _,
-    kernel_host::KernelHost,
     measure::{self, Conditions, LatencyVerdict},
     settings::CPU,
 };

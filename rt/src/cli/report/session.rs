@@ -12,9 +12,10 @@ use super::{
     shell::Shell,
     written::WrittenReport,
 };
-use crate::{
-    kernel_host::KernelHost,
-    measure::{self, Beside, Latencies, RunCaps, Spikes, Test, TestLoad, TestPlace, TestRun},
+use vcpufreq_host::undo::KernelHost;
+
+use crate::measure::{
+    self, Beside, Latencies, RunCaps, Spikes, Test, TestLoad, TestPlace, TestRun,
 };
 
 /// How often a part is measured again before the report ends.

@@ -5,8 +5,9 @@
 use std::path::Path;
 
 use clap::{Args, Command, FromArgMatches};
+use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{CpuList, HostCpus, HostRoot};
-use vcpufreq_rt::{KernelHost, Record};
+use vcpufreq_rt::Record;
 
 use crate::{
     message::{chain, usage},

@@ -8,16 +8,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::{
-    errno::Errno,
-    fcntl::{Flock, FlockArg},
-};
-use vcpufreq_host::{HostRoot, SchedAttr, Tid};
-
-use crate::{
+use super::{
     host::{LockedFile, ReadHost, Reading, Unread, WriteHost},
     own_dir::{OwnDir, Untrusted},
     value,
+};
+use crate::{HostRoot, SchedAttr, Tid};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
 };
 
 /// The longest text that is read, in bytes: procfs also shows what other users' processes made.
@@ -35,7 +34,8 @@ impl KernelHost {
     }
 
     /// The host below `root`; without one, the running one.
-    pub(crate) fn at_or_running(root: Option<&Path>) -> Self {
+    #[must_use]
+    pub fn at_or_running(root: Option<&Path>) -> Self {
         root.map_or_else(Self::default, Self::at)
     }
 

@@ -2,7 +2,8 @@
 //! How a kernel file's text is read as a value, and when two texts are the same value.
 
 use serde::{Deserialize, Serialize};
-use vcpufreq_host::{CpuList, SchedAttr};
+
+use crate::{CpuList, SchedAttr};
 
 /// The form of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,7 +66,7 @@ const OTHER: u32 = 0;
 
 /// Policy and priority of sched(7) from `fifo:4`, `rr:4` or `other:0`.
 #[must_use]
-pub(crate) fn scheduling(text: &str) -> Option<(u32, u32)> {
+pub fn scheduling(text: &str) -> Option<(u32, u32)> {
     let (policy, priority) = text.split_once(':')?;
     let priority: u32 = priority.parse().ok()?;
     match (policy, priority) {

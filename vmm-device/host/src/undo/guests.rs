@@ -9,14 +9,16 @@
 
 use serde::Deserialize;
 use thiserror::Error;
-use vcpufreq_host::CpuList;
 
-use crate::{
+use super::{
     host::ReadHost,
     own_dir::Untrusted,
     owner::{Owner, OwnerStatus},
-    record::DIR,
 };
+use crate::CpuList;
+
+/// Where the records of root's VMMs are, `PID.json`.
+pub const VMM_DIR: &str = "/run/vcpufreq";
 
 /// A guest that is in the way, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -76,7 +78,7 @@ impl GuestCpus {
                 "the guest of process {pid} was killed, and what it changed of CPU {rt} is not brought back yet; run vcpufreq cleanup first"
             ),
             OwnerStatus::Unseen => format!(
-                "{DIR}/{pid}.json is of a guest on CPU {contended}, and process {pid} is in another PID namespace; end that guest, or run vcpufreq cleanup there if it has ended"
+                "{VMM_DIR}/{pid}.json is of a guest on CPU {contended}, and process {pid} is in another PID namespace; end that guest, or run vcpufreq cleanup there if it has ended"
             ),
             OwnerStatus::OtherBoot => return Ok(()),
         }))
@@ -103,7 +105,7 @@ struct RealTimeCpus {
 /// # Errors
 /// The first guest that has one there.
 pub fn check_free(look: &dyn ReadHost, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
-    let names = match look.own_names(DIR) {
+    let names = match look.own_names(VMM_DIR) {
         Ok(names) => names,
         // Only root can change anything, which sees them.
         Err(why) if why.is_denied() => Vec::new(),
@@ -123,7 +125,7 @@ fn untrusted(why: &Untrusted) -> InTheWay {
 }
 
 fn check_one(look: &dyn ReadHost, pid: u32, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
-    let text = match look.own_file(&format!("{DIR}/{pid}.json")) {
+    let text = match look.own_file(&format!("{VMM_DIR}/{pid}.json")) {
         Ok(Some(text)) => text,
         Ok(None) => return Ok(()),
         Err(why) => return Err(untrusted(&why)),
@@ -132,7 +134,7 @@ fn check_one(look: &dyn ReadHost, pid: u32, cpus: &CpuList, whose: Vcpus) -> Res
         // Without a process it is no guest's.
         return match look.read(&format!("/proc/{pid}/stat")) {
             Ok(_) => Err(InTheWay(format!(
-                "{DIR}/{pid}.json can't be read as a guest's record, and process {pid} runs; end it first, or remove the file if it is not a guest's"
+                "{VMM_DIR}/{pid}.json can't be read as a guest's record, and process {pid} runs; end it first, or remove the file if it is not a guest's"
             ))),
             Err(_) => Ok(()),
         };

@@ -3,13 +3,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
+use super::{
     host::{ReadHost, Unread},
-    process::ThreadStat,
+    thread_stat::ThreadStat,
 };
 
 /// The file with the number of this boot.
-pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A process, with what distinguishes it from all others of all boots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Facts of a thread or process in procfs.
 
-use vcpufreq_host::{proc_field, process_has_ended, stat_field};
-
-use crate::{
+use super::{
     host::{ReadHost, Unread},
     value,
 };
+use crate::{proc_field, process_has_ended, stat_field};
 
 /// The fields of proc_pid_stat(5) that count here.
-pub(crate) struct ThreadStat {
+#[derive(Clone, Debug)]
+pub struct ThreadStat {
     /// Field 22.
     pub start_ticks: u64,
     /// As [`process_has_ended`].
@@ -29,7 +29,11 @@ const PF_KTHREAD: u32 = 0x0020_0000;
 const KTHREADD: &str = "2";
 
 impl ThreadStat {
-    pub(crate) fn read(look: &dyn ReadHost, pid: u32) -> Result<Self, Unread> {
+    /// Those of thread or process `pid`.
+    ///
+    /// # Errors
+    /// As [`ReadHost::read`] of its stat; [`Unread::Refused`] when that is no line of this form.
+    pub fn read(look: &dyn ReadHost, pid: u32) -> Result<Self, Unread> {
         let text = look.read(&format!("/proc/{pid}/stat"))?;
         let field = |number| stat_field(&text, number).ok_or(Unread::Refused);
         let number = |at: usize| field(at).ok()?.parse::<u32>().ok();
@@ -50,7 +54,7 @@ impl ThreadStat {
 ///
 /// # Errors
 /// As [`ReadHost::read`] of its status; [`Unread::Refused`] when that has no users.
-pub(crate) fn users(look: &dyn ReadHost, pid: u32) -> Result<Vec<u32>, Unread> {
+pub fn users(look: &dyn ReadHost, pid: u32) -> Result<Vec<u32>, Unread> {
     let text = look.read(&format!("/proc/{pid}/status"))?;
     let line = proc_field(&text, "Uid").ok_or(Unread::Refused)?;
     let numbers = line.split_whitespace();

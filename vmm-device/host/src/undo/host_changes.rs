@@ -10,7 +10,8 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use vcpufreq_host::{CgroupError, CgroupTree, HostRoot, PartitionGroups};
+
+use crate::{CgroupError, CgroupTree, HostRoot, PartitionGroups};
 
 /// How often to try to remove a cgroup that a thread is just leaving.
 const TRY_EVERY: Duration = Duration::from_millis(5);
@@ -134,8 +135,8 @@ mod tests {
     //! Promise: bounds come back as they were.
     use std::{fs, time::Duration};
 
+    use crate::KernelTree;
     use tempfile::TempDir;
-    use vcpufreq_host::KernelTree;
 
     use super::*;
 

@@ -7,7 +7,7 @@ use std::{fs::File, io};
 
 use nix::fcntl::Flock;
 
-use crate::own_dir::Untrusted;
+use super::own_dir::Untrusted;
 
 /// Why a file could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
