@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Makes a plan's changes, after the old values are on disk.
 
-use std::io;
+use std::{io, time::Duration};
 
 use thiserror::Error;
 
@@ -12,7 +12,7 @@ use crate::{
     partition::PartitionError,
     plan::RtPlan,
     profile::Profile,
-    record::{self, Entry, PATH, Record, RecordError},
+    record::{self, Entry, NAME, PATH, Record, RecordError},
 };
 
 /// Why nothing was changed.
@@ -97,15 +97,16 @@ pub fn apply(
     };
     record.check()?;
     // Held to the end: a restore in between would leave what comes after it.
-    let _held = host
-        .create(PATH, &record.text())
+    let journal = record::journal(host.as_look());
+    let _held = journal
+        .create(NAME, &record.text())
         .map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::AlreadyExists => ApplyError::Busy,
             _ => ApplyError::Unrecorded(error),
         })?;
     // From here on no guest starts on these CPUs.
     if let Err(why) = check_unmoved(host, &record) {
-        host.discard(PATH).map_err(ApplyError::Unrecorded)?;
+        record::discard(host.as_look()).map_err(ApplyError::Unrecorded)?;
         return Err(why);
     }
     Ok(Applied {
@@ -200,15 +201,18 @@ fn close_earlier(host: &dyn WriteHost, plan: &RtPlan) -> Result<bool, ApplyError
         return Ok(false);
     };
     if record.is_of_another_boot(host.as_look())? {
-        let _held = host.hold(PATH).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::NotFound => ApplyError::Busy,
-            _ => ApplyError::Unrecorded(error),
-        })?;
+        let journal = record::journal(host.as_look());
+        let _held = journal
+            .hold(NAME, Duration::ZERO)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::NotFound => ApplyError::Busy,
+                _ => ApplyError::Unrecorded(error),
+            })?;
         // Again: before it was held, another apply may have put its own there.
         if Record::read(host.as_look())? != Some(record) {
             return Err(ApplyError::Busy);
         }
-        host.discard(PATH).map_err(ApplyError::Unrecorded)?;
+        record::discard(host.as_look()).map_err(ApplyError::Unrecorded)?;
         return Ok(true);
     }
     for first in &record.partition.guests {

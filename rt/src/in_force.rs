@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use vcpufreq_host::undo::{LockedFile, WriteHost};
 
-use crate::record::{PATH, Record, RecordError};
+use crate::record::{self, NAME, PATH, Record, RecordError};
 
 /// The record of this boot, if there is one; while this is held, no restore begins.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl InForce {
         if visible(host)?.is_none() {
             return Ok(nothing);
         }
-        let held = match host.share(PATH) {
+        let held = match record::journal(host.as_look()).share(NAME) {
             Ok(held) => held,
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock => return Err(InForceError::Busy),

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, io, time::Duration};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use vcpufreq_host::undo::{BOOT_ID, Owner, ReadHost, THERE, Target, Untrusted, WriteHost};
+use vcpufreq_host::undo::{BOOT_ID, Journal, Owner, ReadHost, THERE, Target, Untrusted, WriteHost};
 
 use crate::{
     partition::{self, Partition, PartitionError},
@@ -18,6 +18,8 @@ use crate::{
 /// Where the record is. Its directory is no VMM's: a service manager that makes and removes the
 /// VMM's (systemd's `RuntimeDirectory=`) would give it to another user, or lose the old values.
 pub const PATH: &str = "/run/vcpufreq-rt/rt.json";
+const DIR: &str = "/run/vcpufreq-rt";
+pub(crate) const NAME: &str = "rt.json";
 /// How often, and how far apart, to check whether a value is in force: a work item applies
 /// cpufreq's limits.
 const LOOKS: u32 = 50;
@@ -87,7 +89,7 @@ impl Record {
     /// another one may have written it, [`RecordError::Wrong`], [`RecordError::Foreign`] or
     /// [`RecordError::Guests`] when this program can't have written it.
     pub fn read(look: &dyn ReadHost) -> Result<Option<Self>, RecordError> {
-        let text = match look.own_file(PATH) {
+        let text = match journal(look).read(NAME) {
             Ok(Some(text)) => text,
             Ok(None) => return Ok(None),
             Err(why) if why.is_denied() => return Err(RecordError::Denied),
@@ -122,6 +124,29 @@ impl Record {
         // Plain data: it can't fail.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
+}
+
+/// Where the record is on this host.
+pub(crate) fn journal(look: &dyn ReadHost) -> Journal {
+    Journal::at(look.root().path(DIR))
+}
+
+/// Removes the record and its folder.
+pub(crate) fn discard(look: &dyn ReadHost) -> io::Result<()> {
+    let journal = journal(look);
+    journal.remove([NAME])?;
+    discard_unfinished(&journal).or_else(|error| match error.kind() {
+        // Another process is making the next one.
+        io::ErrorKind::WouldBlock => Ok(()),
+        _ => Err(error),
+    })
+}
+
+/// Removes what a killed apply left of a record that it was writing; a living one's stays.
+pub(crate) fn discard_unfinished(journal: &Journal) -> io::Result<()> {
+    journal.remove_unfinished(NAME)?;
+    journal.leave();
+    Ok(())
 }
 
 pub(crate) fn boot_id(look: &dyn ReadHost) -> Result<String, RecordError> {

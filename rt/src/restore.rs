@@ -2,7 +2,7 @@
 //! Brings back the old values of the record, last change first. A value that is the old one already
 //! is not written. So restore may be killed and run again at any point, and so may apply before it.
 
-use std::io;
+use std::{io, time::Duration};
 
 use thiserror::Error;
 
@@ -11,7 +11,7 @@ use vcpufreq_host::undo::{
 };
 
 use crate::{
-    record::{self, Entry, PATH, Record, RecordError},
+    record::{self, Entry, NAME, PATH, Record, RecordError},
     settings,
 };
 
@@ -103,18 +103,18 @@ fn restore_if(
         Some(record) if is_wanted(&record)? => {}
         Some(_) => return Ok(Restored::Nothing),
         None => {
-            // Removes the unfinished record of a killed apply; a living one's stays.
-            host.discard_unfinished(PATH).map_err(unheld)?;
+            record::discard_unfinished(&record::journal(host.as_look())).map_err(unheld)?;
             return Ok(Restored::Nothing);
         }
     }
-    let _held = host.hold(PATH).map_err(unheld)?;
+    let journal = record::journal(host.as_look());
+    let _held = journal.hold(NAME, Duration::ZERO).map_err(unheld)?;
     // Again: it may have gone or come before it was held.
     let Some(record) = Record::read(host.as_look())? else {
         return Ok(Restored::Nothing);
     };
     if record.is_of_another_boot(host.as_look())? {
-        host.discard(PATH).map_err(RestoreError::Unwritable)?;
+        record::discard(host.as_look()).map_err(RestoreError::Unwritable)?;
         return Ok(Restored::EarlierBoot);
     }
     if !is_wanted(&record)? {
@@ -146,10 +146,10 @@ fn bring_back(
     });
     let kept = with_lost(&record.entries, &kept);
     let ended = match kept.is_empty() {
-        true => host.discard(PATH),
+        true => record::discard(host.as_look()),
         false => {
             let entries = kept;
-            host.replace(PATH, &Record { entries, ..record }.text())
+            record::journal(host.as_look()).write(NAME, &Record { entries, ..record }.text())
         }
     };
     ended.map_err(RestoreError::Unwritable)?;

@@ -4,6 +4,7 @@
 //! all after another boot.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vcpufreq_host::undo::Target;
 use vcpufreq_rt::{
@@ -121,7 +122,7 @@ fn nothing_is_touched_that_the_plan_does_not_list() {
             Some(pid) => listed
                 .iter()
                 .any(|name| name.ends_with(&format!("(thread {pid})"))),
-            None => listed.contains(path) || path == "/run/vcpufreq-rt/rt.json",
+            None => listed.contains(path),
         };
         assert!(known, "{path}");
     }
@@ -146,8 +147,9 @@ fn killed_everywhere(prepare: fn(&FakeKernel), act: fn(&FakeKernel)) -> usize {
             let before = values(&host);
             prepare(&host);
             host.die_at(step, happens);
-            act(&host);
+            let lived = catch_unwind(AssertUnwindSafe(|| act(&host))).is_ok();
             let all_done = host.steps.get() <= step;
+            assert_eq!(lived, all_done, "step {step}");
             host.revive();
             let restored = restore(&host, &mut |_, _, _| {}).unwrap();
             assert!(
@@ -274,7 +276,8 @@ fn after_a_reboot_nothing_is_written_and_the_record_is_closed() {
         Restored::EarlierBoot
     );
     assert_eq!(values(&host), before);
-    assert_eq!(*host.touched.borrow(), ["/run/vcpufreq-rt/rt.json"]);
+    assert!(host.touched.borrow().is_empty());
+    assert!(!host.snapshot().contains_key("/run/vcpufreq-rt"));
     assert_eq!(
         restore(&host, &mut |_, _, _| {}).unwrap(),
         Restored::Nothing
@@ -327,7 +330,7 @@ fn tunables_come_back_with_their_governor() {
 fn two_at_a_time_are_refused() {
     let host = FakeKernel::four();
     try_apply(&host).unwrap();
-    let _held = vcpufreq_host::undo::WriteHost::hold(&host, vcpufreq_rt::PATH).unwrap();
+    let _held = host.hold_record();
     let error = restore(&host, &mut |_, _, _| {}).unwrap_err();
     assert!(matches!(error, RestoreError::Busy), "{error}");
 }

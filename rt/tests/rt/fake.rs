@@ -8,14 +8,15 @@ use std::{
     collections::BTreeMap,
     fs, io,
     os::unix::fs::PermissionsExt,
+    panic::resume_unwind,
     path::Path,
+    time::Duration,
 };
 
 use nix::errno::Errno;
 use tempfile::TempDir;
-use vcpufreq_host::undo::{
-    KernelHost, LockedFile, ReadHost, Reading, Unread, Untrusted, WriteHost,
-};
+use vcpufreq_host::HostRoot;
+use vcpufreq_host::undo::{Journal, KernelHost, LockedFile, ReadHost, Reading, Unread, WriteHost};
 use vcpufreq_rt::CpuList;
 
 pub const CPU: &str = "/sys/devices/system/cpu";
@@ -58,6 +59,7 @@ impl FakeKernel {
         };
         let dir = dir.unwrap();
         let files = KernelHost::at(dir.path());
+        fs::create_dir(dir.path().join("run")).unwrap();
         let (refused, touched) = (RefCell::default(), RefCell::default());
         let asked = RefCell::default();
         let (dies, steps) = (Cell::new(None), Cell::new(0));
@@ -173,6 +175,15 @@ impl FakeKernel {
         self.dies.set(Some((step, happens)));
     }
 
+    /// As another process at work holds the record.
+    pub fn hold_record(&self) -> LockedFile {
+        let path = self.real(vcpufreq_rt::PATH);
+        let (dir, name) = (path.parent().unwrap(), path.file_name().unwrap());
+        let journal = Journal::at(dir);
+        let held = journal.hold(name.to_str().unwrap(), Duration::ZERO);
+        held.unwrap()
+    }
+
     pub fn revive(&self) {
         self.dies.set(None);
     }
@@ -202,16 +213,17 @@ impl FakeKernel {
     }
 
     /// One step: whether it happens at all, and whether the caller hears of it.
+    /// A step that it dies at doesn't return: nothing comes after it.
     fn step(&self, path: &str, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let killed = || Err(io::Error::other("killed"));
         let number = self.steps.replace(self.steps.get() + 1);
-        match self.dies.get() {
-            Some((dies, happens)) if number == dies && happens => {
+        let dies = self.dies.get().filter(|(dies, _)| number == *dies);
+        match dies {
+            Some((_, false)) => resume_unwind(Box::new("killed")),
+            Some((_, true)) => {
                 act()?;
-                killed()
+                resume_unwind(Box::new("killed"))
             }
-            Some((dies, _)) if number >= dies => killed(),
-            _ => {
+            None => {
                 self.touched.borrow_mut().push(path.to_owned());
                 act()
             }
@@ -430,12 +442,8 @@ impl ReadHost for FakeKernel {
         self.files.link_name(path)
     }
 
-    fn own_names(&self, dir: &str) -> Result<Vec<String>, Untrusted> {
-        self.files.own_names(dir)
-    }
-
-    fn own_file(&self, path: &str) -> Result<Option<String>, Untrusted> {
-        self.files.own_file(path)
+    fn root(&self) -> &HostRoot {
+        self.files.root()
     }
 }
 
@@ -477,35 +485,5 @@ impl WriteHost for FakeKernel {
             self.thread(pid, &name, number, priority.parse().unwrap());
             Ok(())
         })
-    }
-
-    fn create(&self, path: &str, text: &str) -> io::Result<LockedFile> {
-        let made = RefCell::new(None);
-        self.step(path, || {
-            fs::create_dir_all(self.real("/run"))?;
-            *made.borrow_mut() = Some(self.files.create(path, text)?);
-            Ok(())
-        })?;
-        Ok(made.into_inner().unwrap())
-    }
-
-    fn hold(&self, path: &str) -> io::Result<LockedFile> {
-        self.files.hold(path)
-    }
-
-    fn share(&self, path: &str) -> io::Result<LockedFile> {
-        self.files.share(path)
-    }
-
-    fn replace(&self, path: &str, text: &str) -> io::Result<()> {
-        self.step(path, || self.files.replace(path, text))
-    }
-
-    fn discard(&self, path: &str) -> io::Result<()> {
-        self.step(path, || self.files.discard(path))
-    }
-
-    fn discard_unfinished(&self, path: &str) -> io::Result<()> {
-        self.step(path, || self.files.discard_unfinished(path))
     }
 }

@@ -6,10 +6,9 @@
 use std::fs::File;
 
 use nix::fcntl::{Flock, FlockArg};
-use vcpufreq_host::undo::{ReadHost, WriteHost};
+use vcpufreq_host::undo::ReadHost;
 use vcpufreq_rt::{
-    Applied, ApplyError, InForce, InForceError, PATH, Profile, RestoreError, Restored, RtPlan,
-    restore,
+    Applied, ApplyError, InForce, InForceError, Profile, RestoreError, Restored, RtPlan, restore,
 };
 
 use crate::{
@@ -192,7 +191,7 @@ fn a_folder_that_is_there_already_is_not_taken() {
 #[test]
 fn a_record_that_somebody_makes_is_left_alone() {
     let host = FakeKernel::four();
-    let unfinished = "/run/vcpufreq-rt/rt.new";
+    let unfinished = "/run/vcpufreq-rt/rt.json.new";
     host.put(unfinished, "{");
     let maker = File::open(host.real(unfinished)).unwrap();
     let maker = Flock::lock(maker, FlockArg::LockExclusive).unwrap();
@@ -209,7 +208,7 @@ fn an_earlier_boots_record_is_closed_by_one() {
     let host = FakeKernel::four();
     try_apply(&host).unwrap();
     host.put("/proc/sys/kernel/random/boot_id", "boot-2");
-    let held = host.hold(PATH).unwrap();
+    let held = host.hold_record();
     let tried = try_apply(&host);
     assert!(matches!(tried, Err(ApplyError::Busy)), "{tried:?}");
     drop(held);
@@ -238,7 +237,7 @@ fn a_starting_guest_and_apply_see_one_another() {
     assert!(matches!(tried, Err(RestoreError::Busy)), "{tried:?}");
     drop((in_force, second));
 
-    let at_work = host.hold(PATH).unwrap();
+    let at_work = host.hold_record();
     let refused = InForce::look(&host);
     assert!(matches!(refused, Err(InForceError::Busy)), "{refused:?}");
     drop(at_work);

@@ -3,7 +3,6 @@
 //! our names and whose maker has ended. What belongs to a living VMM, or isn't ours, stays.
 
 use std::{
-    fs::File,
     io,
     path::{Path, PathBuf},
     time::Duration,
@@ -11,10 +10,9 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::Flock,
     sys::statfs::{CGROUP2_SUPER_MAGIC, statfs},
 };
-use vcpufreq_host::undo::{KernelHost, remove_within};
+use vcpufreq_host::undo::{KernelHost, LockedFile, remove_within};
 use vcpufreq_host::{CgroupError, CgroupTree, GroupRecord, HostRoot};
 
 use crate::lifecycle::record::{NoRecord, OwnerStatus, VmmRecord};
@@ -223,12 +221,8 @@ impl<'a> Cleaner<'a> {
 
     /// Holds a dead VMM's record, against others that clean up after it: of two, the later would
     /// undo what another guest has set by then. `None` when there is nothing left to do.
-    fn claim(&self, path: &Path) -> io::Result<Option<Flock<File>>> {
-        let Some(file) = state::open(path)? else {
-            return Ok(None);
-        };
-        let held = state::lock_within(file, self.patience).map_err(|(_, error)| error)?;
-        Ok(path.exists().then_some(held))
+    fn claim(&self, path: &Path) -> io::Result<Option<LockedFile>> {
+        state::hold(path, self.patience)
     }
 
     /// A file that is no valid record is removed only if it is the unfinished record of a process

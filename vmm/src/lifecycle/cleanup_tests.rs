@@ -40,8 +40,7 @@ impl CgroupTree for Unlocked<'_> {
     }
 
     fn remove(&self, dir: &Path) -> io::Result<()> {
-        let state = File::open(self.0.path())?;
-        drop(state::lock_within(state, Duration::ZERO).map_err(|(_, error)| error)?);
+        drop(self.0.journal().lock(Duration::ZERO)?);
         Directories.remove(dir)
     }
 }

@@ -2,15 +2,14 @@
 //! Groups that are raised for VMs below them, by the records of all VMs. The last VM restores the
 //! value from before the first, even if different programs run or serve them.
 
-use std::{fs::File, path::Path, time::Duration};
+use std::{io, path::Path, time::Duration};
 
-use anyhow::{Context, bail};
-use nix::fcntl::Flock;
-use vcpufreq_host::undo::{KernelHost, OwnerStatus};
+use anyhow::{Context, anyhow};
+use vcpufreq_host::undo::{KernelHost, LockedFile, OwnerStatus};
 use vcpufreq_host::{HostRoot, RaisedGroups};
 
 use super::record::{VmmRecord, known};
-use super::state::{StateDir, lock_within};
+use super::state::StateDir;
 use crate::{message::warn, patience::patience};
 
 /// Others hold the lock while they read and write files. Nothing that waits for another process' end
@@ -70,23 +69,23 @@ impl StateDir {
     ///
     /// # Errors
     /// When another program doesn't let go of it.
-    pub fn lock(&self) -> anyhow::Result<Flock<File>> {
-        let path = self.path();
-        let dir = File::open(path).with_context(|| format!("can't open {}", path.display()))?;
-        let held = lock_within(dir, SILENCE).or_else(|(dir, _)| {
-            let (path, most) = (path.display(), PATIENCE.as_secs());
-            warn(&format!(
-                "another vcpufreq keeps {path} locked; waits at most {most} s"
-            ));
-            lock_within(dir, PATIENCE)
-        });
-        let Ok(held) = held else {
-            bail!(
-                "another vcpufreq keeps {} locked; see which one hangs",
-                path.display()
-            );
+    pub fn lock(&self) -> anyhow::Result<LockedFile> {
+        let (path, journal) = (self.path().display(), self.journal());
+        let is_held = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+        let held = match journal.lock(SILENCE) {
+            Err(error) if is_held(&error) => {
+                let most = PATIENCE.as_secs();
+                warn(&format!(
+                    "another vcpufreq keeps {path} locked; waits at most {most} s"
+                ));
+                journal.lock(PATIENCE)
+            }
+            held => held,
         };
-        Ok(held)
+        held.map_err(|error| match is_held(&error) {
+            true => anyhow!("another vcpufreq keeps {path} locked; see which one hangs"),
+            false => anyhow!("can't lock {path}: {error}"),
+        })
     }
 
     /// What other records than `mine` have raised: those of programs that run, and those that stand

@@ -21,11 +21,6 @@ pub fn tune_socket_of(path: &Path) -> PathBuf {
     path.with_extension("tune")
 }
 
-/// A record that is being written.
-pub fn unfinished(path: &Path) -> PathBuf {
-    path.with_extension("json.new")
-}
-
 /// The process of a file of the directory, by its name, and whether it is an unfinished file.
 fn parse_name(path: &Path) -> Option<(u32, bool)> {
     let (pid, kind) = path.file_name()?.to_str()?.split_once('.')?;

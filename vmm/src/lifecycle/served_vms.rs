@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vcpufreq_host::HostRoot;
-use vcpufreq_host::undo::{KernelHost, OwnDir, Untrusted};
+use vcpufreq_host::undo::{Journal, KernelHost, Untrusted, unfinished};
 
 use super::record::{Owner, OwnerStatus};
 use super::state::StateDir;
@@ -66,30 +66,25 @@ impl StateDir {
     /// Removes that of VMM `pid`, if there is one.
     ///
     /// # Errors
-    /// As [`OwnDir::open`] and [`OwnDir::remove`].
+    /// As [`Journal::remove`].
     pub fn remove_vm(&self, pid: u32) -> std::io::Result<()> {
-        let Some(dir) = OwnDir::open(self.path())? else {
-            return Ok(());
-        };
         let name = format!("{pid}{SUFFIX}");
-        dir.remove(&format!("{name}.new"))?;
-        dir.remove(&name)?;
-        dir.leave();
+        let journal = self.journal();
+        journal.remove([&*unfinished(&name), &name])?;
+        journal.leave();
         Ok(())
     }
 
     /// All of them whose VMM runs.
     ///
     /// # Errors
-    /// As [`OwnDir::open`], [`OwnDir::names`] and [`OwnDir::read`]: then none counts.
+    /// As [`Journal::names`] and [`Journal::read`]: then none counts.
     pub fn kept(&self, host: &HostRoot) -> Result<RunningVms, Untrusted> {
         let mut running = RunningVms::default();
-        let Some(dir) = OwnDir::open(self.path())? else {
-            return Ok(running);
-        };
-        for (name, pid) in numbered(&dir)? {
+        let journal = self.journal();
+        for (name, pid) in numbered(journal)? {
             // One that isn't finished is of a VMM that has no memory yet.
-            let Some(text) = dir.read(&name)?.filter(|_| name.ends_with(SUFFIX)) else {
+            let Some(text) = journal.read(&name)?.filter(|_| name.ends_with(SUFFIX)) else {
                 continue;
             };
             match serde_json::from_str::<KeptVm>(&text) {
@@ -110,15 +105,13 @@ impl StateDir {
     /// Removes those whose VMM has ended; their paths.
     ///
     /// # Errors
-    /// As [`OwnDir::open`], [`OwnDir::names`], [`OwnDir::read`] and [`OwnDir::remove`]. What was
+    /// As [`Journal::names`], [`Journal::read`] and [`Journal::remove`]. What was
     /// removed before is gone.
     pub fn remove_ended_vms(&self, host: &HostRoot) -> std::io::Result<Vec<PathBuf>> {
-        let Some(dir) = OwnDir::open(self.path())? else {
-            return Ok(Vec::new());
-        };
+        let journal = self.journal();
         let mut removed = Vec::new();
-        for (name, pid) in numbered(&dir)? {
-            let text = dir.read(&name)?.unwrap_or_default();
+        for (name, pid) in numbered(journal)? {
+            let text = journal.read(&name)?.unwrap_or_default();
             let status = match serde_json::from_str::<KeptVm>(&text) {
                 Ok(vm) => vm.vmm.status(&KernelHost::from(host)),
                 // It was never finished: the VMM has no memory.
@@ -126,22 +119,22 @@ impl StateDir {
                 Err(_) => OwnerStatus::Stale,
             };
             if matches!(status, OwnerStatus::Stale | OwnerStatus::OtherBoot) {
-                dir.remove(&name)?;
+                journal.remove([&*name])?;
                 removed.push(self.path().join(&name));
             }
         }
-        dir.leave();
+        journal.leave();
         Ok(removed)
     }
 }
 
-fn numbered(dir: &OwnDir) -> Result<Vec<(String, u32)>, Untrusted> {
+fn numbered(journal: &Journal) -> Result<Vec<(String, u32)>, Untrusted> {
     let number = |name: String| {
         let stem = Path::new(name.strip_suffix(".new").unwrap_or(&name));
         let pid = stem.to_str()?.strip_suffix(SUFFIX)?.parse().ok()?;
         Some((name, pid))
     };
-    Ok(dir.names()?.into_iter().filter_map(number).collect())
+    Ok(journal.names()?.into_iter().filter_map(number).collect())
 }
 
 #[cfg(test)]

@@ -3,33 +3,24 @@
 //! `PID.json`. With the record, all of it can be removed after any process was killed.
 
 use std::{
-    fs::{self, File},
-    io::{self, Write as _},
+    fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    thread::sleep,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::Context;
-use nix::{
-    errno::Errno,
-    fcntl::{Flock, FlockArg},
-};
-use vcpufreq_host::undo::{OwnDir, Untrusted};
+use vcpufreq_host::undo::{Journal, LockedFile, OwnDir, Untrusted, check_socket, unfinished};
 
 use super::record::{NoRecord, VmmRecord, parse};
-use super::record_names::{is_unfinished, name_of, pid_of, socket_of, tune_socket_of, unfinished};
+use super::record_names::{is_unfinished, name_of, pid_of, socket_of, tune_socket_of};
 
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
 pub const ROOT_DIR: &str = vcpufreq_host::undo::VMM_DIR;
 
-/// How often to try a lock. Those who hold one wait for killed processes, which takes 1 to 20 ms.
-const TRY_EVERY: Duration = Duration::from_millis(5);
-
 /// The directory of the records.
 #[derive(Clone, Debug)]
-pub struct StateDir(PathBuf);
+pub struct StateDir(Journal);
 
 impl StateDir {
     /// This user's.
@@ -40,7 +31,7 @@ impl StateDir {
         // The owner of a process' directory in procfs is its effective user.
         let user = fs::metadata("/proc/self").context("/proc can't be read; mount it")?;
         if user.uid() == 0 {
-            return Ok(Self(ROOT_DIR.into()));
+            return Ok(Self::at(ROOT_DIR));
         }
         let runtime = std::env::var_os("XDG_RUNTIME_DIR")
             .filter(|dir| Path::new(dir).is_absolute())
@@ -52,17 +43,22 @@ impl StateDir {
 
     /// `dir`, which is made when the first record is written.
     pub fn at(dir: impl Into<PathBuf>) -> Self {
-        Self(dir.into())
+        Self(Journal::at(dir))
+    }
+
+    /// The records, as the library keeps them.
+    pub(super) fn journal(&self) -> &Journal {
+        &self.0
     }
 
     /// Where it is.
     pub(super) fn path(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 
     /// Where the record of `pid` is.
     pub fn record_path(&self, pid: u32) -> PathBuf {
-        self.0.join(format!("{pid}.json"))
+        self.path().join(format!("{pid}.json"))
     }
 
     /// An empty file for process `pid` alone, in which QEMU writes its device tree. QEMU makes a
@@ -73,11 +69,11 @@ impl StateDir {
     /// # Errors
     /// As [`OwnDir::make`], [`OwnDir::remove`] and [`OwnDir::create`].
     pub fn tree_file(&self, pid: u32) -> anyhow::Result<PathBuf> {
-        let dir = OwnDir::make(&self.0)?;
+        let dir = OwnDir::make(self.path())?;
         let name = format!("{pid}.dtb.new");
         dir.remove(&name)?;
         dir.create(&name)?;
-        Ok(self.0.join(name))
+        Ok(self.path().join(name))
     }
 
     /// Where the VMM `pid` answers to `vcpufreq stats`.
@@ -93,8 +89,7 @@ impl StateDir {
     /// Writes a record, all of it or nothing.
     ///
     /// # Errors
-    /// As [`OwnDir::make`], [`OwnDir::create`], write(2) (`ENOSPC`) and [`OwnDir::rename`]. An
-    /// older record stays.
+    /// As [`Journal::write`]. An older record stays.
     pub fn write(&self, record: &VmmRecord) -> anyhow::Result<()> {
         let name = format!("{}.json", record.owner.pid);
         self.write_file(&name, &serde_json::to_string(record)?)
@@ -105,21 +100,8 @@ impl StateDir {
     /// # Errors
     /// As [`Self::write`].
     pub(super) fn write_file(&self, name: &str, text: &str) -> anyhow::Result<()> {
-        let unfinished = format!("{name}.new");
-        let written = || {
-            let dir = OwnDir::make(&self.0)?;
-            // Of a process that was killed, or of the last try.
-            dir.remove(&unfinished)?;
-            dir.create(&unfinished)?.write_all(text.as_bytes())?;
-            dir.rename(&unfinished, name)
-        };
-        // The last user of the directory may remove it between two steps.
-        let again = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => written(),
-            _ => Err(error),
-        };
-        written().or_else(again).with_context(|| {
-            let path = self.0.join(name);
+        self.0.write(name, text).with_context(|| {
+            let path = self.path().join(name);
             format!(
                 "{} can't be written; make its directory writable",
                 path.display()
@@ -134,19 +116,13 @@ impl StateDir {
     /// [`Untrusted`] when others than root and this user could have written one of them,
     /// [`NoRecord::Foreign`] when one names what no VMM makes: then none counts.
     pub fn list(&self) -> anyhow::Result<Vec<(PathBuf, anyhow::Result<VmmRecord>)>> {
-        let Some(dir) = OwnDir::open(&self.0)? else {
-            return Ok(Vec::new());
-        };
-        let mut paths: Vec<_> = dir
-            .names()?
-            .iter()
-            .map(|name| self.0.join(name))
-            .filter(|path| pid_of(path).is_some())
-            .collect();
-        paths.sort();
         let mut records = Vec::new();
-        for path in paths {
-            let record = match read_in(&dir, &path) {
+        for name in self.0.names()? {
+            let path = self.path().join(&name);
+            if pid_of(&path).is_none() {
+                continue;
+            }
+            let record = match read(&path) {
                 Err(NoRecord::Gone) => continue,
                 Err(why @ (NoRecord::Wrong(_) | NoRecord::OtherVersion { .. })) => Err(why.into()),
                 record => Ok(record?),
@@ -159,7 +135,7 @@ impl StateDir {
     /// The socket of the VMM `pid`, if root or this user made it.
     ///
     /// # Errors
-    /// As [`OwnDir::open`] and [`check_socket`](vcpufreq_host::undo::check_socket); a socket that isn't
+    /// As [`OwnDir::open`] and [`check_socket`]; a socket that isn't
     /// there is no error.
     pub fn socket(&self, pid: u32) -> Result<PathBuf, Untrusted> {
         self.checked(self.socket_path(pid))
@@ -174,10 +150,10 @@ impl StateDir {
     }
 
     fn checked(&self, path: PathBuf) -> Result<PathBuf, Untrusted> {
-        if OwnDir::open(&self.0)?.is_none() {
+        if OwnDir::open(self.path())?.is_none() {
             return Ok(path);
         }
-        match vcpufreq_host::undo::check_socket(&path) {
+        match check_socket(&path) {
             // Connecting reports it.
             Err(why) if why.is_missing() => Ok(path),
             checked => checked.map(|()| path),
@@ -193,18 +169,13 @@ impl StateDir {
 /// [`NoRecord::OtherVersion`] when it has more than this version knows, [`NoRecord::Foreign`] when it
 /// names what no VMM makes.
 pub fn read(path: &Path) -> Result<VmmRecord, NoRecord> {
-    match directory_of(path)? {
-        Some(dir) => read_in(&dir, path),
-        None => Err(NoRecord::Gone),
-    }
-}
-
-fn read_in(dir: &OwnDir, path: &Path) -> Result<VmmRecord, NoRecord> {
     let wrong = |why: String| Err(NoRecord::Wrong(why));
     if is_unfinished(path) {
         return wrong("it is not finished".to_owned());
     }
-    let text = dir.read(name_of(path))?.ok_or(NoRecord::Gone)?;
+    let text = journal_of(path)
+        .read(name_of(path))?
+        .ok_or(NoRecord::Gone)?;
     let (record, more) = match parse(&text) {
         Ok(record) => record,
         Err(why) => return wrong(why.to_string()),
@@ -227,99 +198,75 @@ fn read_in(dir: &OwnDir, path: &Path) -> Result<VmmRecord, NoRecord> {
     }
 }
 
-/// Opens a record, if it is there.
+/// Holds a record, which another may hold for as long as `patience`.
 ///
 /// # Errors
-/// As [`OwnDir::open`] and [`OwnDir::file`].
-pub fn open(path: &Path) -> Result<Option<File>, Untrusted> {
-    match directory_of(path)? {
-        Some(dir) => dir.file(name_of(path)),
-        None => Ok(None),
+/// As [`Journal::hold`]. Without the record there is none.
+pub fn hold(path: &Path, patience: Duration) -> io::Result<Option<LockedFile>> {
+    match journal_of(path).hold(name_of(path), patience) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        held => held.map(Some),
     }
 }
 
-/// Locks `file`, which another may hold for as long as `patience`.
-///
-/// # Errors
-/// `EWOULDBLOCK` when another still holds it then, or another errno of flock(2); with the file, which
-/// isn't locked.
-pub fn lock_within(mut file: File, patience: Duration) -> Result<Flock<File>, (File, Errno)> {
-    let until = Instant::now() + patience;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(held) => return Ok(held),
-            Err(unlocked) if Instant::now() >= until => return Err(unlocked),
-            Err((unlocked, _)) => file = unlocked,
-        }
-        sleep(TRY_EVERY);
-    }
-}
-
-fn directory_of(path: &Path) -> Result<Option<OwnDir>, Untrusted> {
-    OwnDir::open(path.parent().unwrap_or(path))
+fn journal_of(path: &Path) -> Journal {
+    Journal::at(path.parent().unwrap_or(path))
 }
 
 /// Removes a record, what a killed writer left of it, and its VMM's sockets.
 ///
 /// # Errors
-/// As [`OwnDir::open`], [`OwnDir::file`] and [`OwnDir::remove`]; what has not the name of a record, or
-/// isn't a file that this user could have written, stays. The record goes last: when another file
-/// can't be removed, it stays.
+/// As [`Journal::read`] and [`Journal::remove`]; what has not the name of a record, or isn't a file
+/// that this user could have written, stays. The record goes last: when another file can't be
+/// removed, it stays.
 pub fn remove(path: &Path) -> io::Result<()> {
     if pid_of(path).is_none() || is_unfinished(path) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    if let Some(dir) = directory_of(path)? {
-        dir.file(name_of(path))?;
-    }
-    remove_all(&[
-        &unfinished(path),
-        &socket_of(path),
-        &tune_socket_of(path),
-        path,
-    ])
+    journal_of(path).read(name_of(path))?;
+    remove_all(path, &[path])
 }
 
 /// Removes what a killed writer left of the record at `path`, which is gone, and its VMM's sockets.
 ///
 /// # Errors
-/// As [`OwnDir::open`] and [`OwnDir::remove`].
+/// As [`Journal::remove`].
 pub fn remove_beside(path: &Path) -> io::Result<()> {
-    remove_all(&[&unfinished(path), &socket_of(path), &tune_socket_of(path)])
+    remove_all(path, &[])
 }
 
 /// Removes a file of the directory, if it is there, and the directory when that
 /// was the last one.
 pub fn remove_file(path: &Path) -> io::Result<()> {
-    remove_all(&[path])
+    let journal = journal_of(path);
+    journal.remove([name_of(path)])?;
+    journal.leave();
+    Ok(())
 }
 
 /// Removes the file of [`StateDir::tree_file`], and what a killed QEMU left beside it.
 ///
 /// # Errors
-/// As [`OwnDir::open`], [`OwnDir::names`] and [`OwnDir::remove`].
+/// As [`Journal::names`] and [`Journal::remove`].
 pub fn remove_tree_file(path: &Path) -> io::Result<()> {
-    let Some(dir) = directory_of(path)? else {
-        return Ok(());
-    };
-    let names = dir.names()?.into_iter();
-    for name in names.filter(|name| name.starts_with(name_of(path))) {
-        dir.remove(&name)?;
-    }
-    dir.leave();
+    let journal = journal_of(path);
+    let names = journal.names()?;
+    let names = names.iter().filter(|name| name.starts_with(name_of(path)));
+    journal.remove(names.map(String::as_str))?;
+    journal.leave();
     Ok(())
 }
 
-/// Removes these files of one directory, and that when nothing else is in it.
-fn remove_all(paths: &[&Path]) -> io::Result<()> {
-    let Some(dir) = paths.first().map(|path| directory_of(path)).transpose()? else {
-        return Ok(());
-    };
-    let Some(dir) = dir else { return Ok(()) };
-    for path in paths {
-        dir.remove(name_of(path))?;
-    }
-    dir.leave();
+/// Removes what is beside the record at `path`, then `last`; and the directory when nothing else is
+/// in it.
+fn remove_all(path: &Path, last: &[&Path]) -> io::Result<()> {
+    let journal = journal_of(path);
+    let unfinished = unfinished(name_of(path));
+    let sockets = [socket_of(path), tune_socket_of(path)];
+    let names = sockets.iter().map(|path| name_of(path));
+    let last = last.iter().map(|path| name_of(path));
+    journal.remove([&*unfinished].into_iter().chain(names).chain(last))?;
+    journal.leave();
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use super::{
     host::ReadHost,
+    journal::Journal,
     own_dir::Untrusted,
     owner::{Owner, OwnerStatus},
 };
@@ -105,7 +106,8 @@ struct RealTimeCpus {
 /// # Errors
 /// The first guest that has one there.
 pub fn check_free(look: &dyn ReadHost, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
-    let names = match look.own_names(VMM_DIR) {
+    let journal = Journal::at(look.root().path(VMM_DIR));
+    let names = match journal.names() {
         Ok(names) => names,
         // Only root can change anything, which sees them.
         Err(why) if why.is_denied() => Vec::new(),
@@ -114,7 +116,7 @@ pub fn check_free(look: &dyn ReadHost, cpus: &CpuList, whose: Vcpus) -> Result<(
     for name in names {
         let number = name.strip_suffix(".json").and_then(|n| n.parse().ok());
         if let Some(pid) = number {
-            check_one(look, pid, cpus, whose)?;
+            check_one(look, &journal, (pid, &name), cpus, whose)?;
         }
     }
     Ok(())
@@ -124,8 +126,14 @@ fn untrusted(why: &Untrusted) -> InTheWay {
     InTheWay(why.to_string())
 }
 
-fn check_one(look: &dyn ReadHost, pid: u32, cpus: &CpuList, whose: Vcpus) -> Result<(), InTheWay> {
-    let text = match look.own_file(&format!("{VMM_DIR}/{pid}.json")) {
+fn check_one(
+    look: &dyn ReadHost,
+    journal: &Journal,
+    (pid, name): (u32, &str),
+    cpus: &CpuList,
+    whose: Vcpus,
+) -> Result<(), InTheWay> {
+    let text = match journal.read(name) {
         Ok(Some(text)) => text,
         Ok(None) => return Ok(()),
         Err(why) => return Err(untrusted(&why)),

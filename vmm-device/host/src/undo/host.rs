@@ -3,11 +3,9 @@
 //!
 //! Paths are absolute, as on the running host; where `/` is, the implementation knows.
 
-use std::{fs::File, io};
+use std::io;
 
-use nix::fcntl::Flock;
-
-use super::own_dir::Untrusted;
+use crate::HostRoot;
 
 /// Why a file could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,18 +51,8 @@ pub trait ReadHost {
     /// As [`Self::read`], but for the bound on its length.
     fn bytes(&self, path: &str) -> Result<Vec<u8>, Unread>;
 
-    /// The names in a folder of our own; none where there is no such folder.
-    ///
-    /// # Errors
-    /// [`Untrusted::Kind`], [`Untrusted::Owner`] or [`Untrusted::Mode`] when others than root and
-    /// this user could have made what is in it; [`Untrusted::Io`] when it can't be read.
-    fn own_names(&self, dir: &str) -> Result<Vec<String>, Untrusted>;
-
-    /// The text of a file of our own, if there is one.
-    ///
-    /// # Errors
-    /// As [`Self::own_names`]; [`Untrusted::Size`] when the file has more than 16 MiB.
-    fn own_file(&self, path: &str) -> Result<Option<String>, Untrusted>;
+    /// Where its files are.
+    fn root(&self) -> &HostRoot;
 
     /// The decimal number in a file.
     fn number(&self, path: &str) -> Option<i64> {
@@ -105,57 +93,4 @@ pub trait WriteHost: ReadHost {
     /// no such thread, `EPERM` without CAP_SYS_NICE, `EBUSY` or `EINVAL`. The thread keeps its
     /// policy.
     fn schedule(&self, pid: u32, policy: &str) -> io::Result<()>;
-
-    /// Makes a file of our own where none is, all of it or nothing, and on disk when this returns;
-    /// its folder too, for this user alone. It is held until the result is dropped.
-    ///
-    /// # Errors
-    /// `AlreadyExists` when there is one, `WouldBlock` when another process is making it,
-    /// `PermissionDenied` when the folder isn't this user's alone or can't be written; otherwise
-    /// the file system's, such as `ENOSPC` or `EROFS`.
-    fn create(&self, path: &str, text: &str) -> io::Result<LockedFile>;
-
-    /// Holds a file of our own, against other processes that do.
-    ///
-    /// # Errors
-    /// `WouldBlock` when another process holds it, `NotFound` when there is none,
-    /// `PermissionDenied` when it can't be opened or others could have written it.
-    fn hold(&self, path: &str) -> io::Result<LockedFile>;
-
-    /// Holds it together with others that do the same, against [`Self::hold`].
-    ///
-    /// # Errors
-    /// As [`Self::hold`].
-    fn share(&self, path: &str) -> io::Result<LockedFile>;
-
-    /// Puts a text in place of a file of our own, all of it or nothing, on disk when this returns.
-    ///
-    /// # Errors
-    /// `NotFound` without its folder, `WouldBlock` when another process is writing it,
-    /// `PermissionDenied` when the folder isn't this user's alone or can't be written; otherwise
-    /// the file system's, such as `ENOSPC` or `EROFS`. The old text stays, unless only the folder
-    /// can't be put on disk.
-    fn replace(&self, path: &str, text: &str) -> io::Result<()>;
-
-    /// Removes a file of our own; one that isn't there is removed. Its folder goes when it was the
-    /// last in there.
-    ///
-    /// # Errors
-    /// `PermissionDenied` when the folder isn't this user's alone or can't be written; otherwise
-    /// the file system's, such as `EROFS`. The file stays then, or what a killed process left of it
-    /// does.
-    fn discard(&self, path: &str) -> io::Result<()>;
-
-    /// Removes what a killed process left of such a file that it was making; the file itself
-    /// stays. Its folder goes when that was the last in there.
-    ///
-    /// # Errors
-    /// `WouldBlock` when a living process is making it; otherwise as [`Self::discard`].
-    fn discard_unfinished(&self, path: &str) -> io::Result<()>;
 }
-
-/// A file that this process holds; dropped or with the process' end, it is free again.
-#[derive(Debug)]
-pub struct LockedFile(
-    #[expect(dead_code, reason = "the lock is what matters")] pub(crate) Flock<File>,
-);

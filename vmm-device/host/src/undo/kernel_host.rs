@@ -4,20 +4,16 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
 use super::{
-    host::{LockedFile, ReadHost, Reading, Unread, WriteHost},
-    own_dir::{OwnDir, Untrusted},
+    host::{ReadHost, Reading, Unread, WriteHost},
     value,
 };
 use crate::{HostRoot, SchedAttr, Tid};
-use nix::{
-    errno::Errno,
-    fcntl::{Flock, FlockArg},
-};
+use nix::errno::Errno;
 
 /// The longest text that is read, in bytes: procfs also shows what other users' processes made.
 const LONGEST: u64 = 16 << 20;
@@ -42,31 +38,12 @@ impl KernelHost {
     fn path(&self, path: &str) -> PathBuf {
         self.0.path(path)
     }
-
-    /// The folder of a file of our own, if it is there, and the file's name in it.
-    fn own<'a>(&self, path: &'a str) -> Result<Option<(OwnDir, &'a str)>, Untrusted> {
-        let (dir, name) = parts(path);
-        let dir = OwnDir::open(&self.path(dir))?;
-        Ok(dir.map(|dir| (dir, name)))
-    }
-
-    /// Opens and locks a file of our own.
-    fn locked(&self, path: &str, how: FlockArg) -> io::Result<LockedFile> {
-        let (dir, name) = self.own(path)?.ok_or(io::ErrorKind::NotFound)?;
-        let file = dir.file(name)?.ok_or(io::ErrorKind::NotFound)?;
-        still_there(&dir, name, lock(file, how)?)
-    }
 }
 
 impl From<&HostRoot> for KernelHost {
     fn from(root: &HostRoot) -> Self {
         Self(root.clone())
     }
-}
-
-/// The folder and the name of an absolute path.
-fn parts(path: &str) -> (&str, &str) {
-    path.rsplit_once('/').unwrap_or(("/", path))
 }
 
 /// All of a text, which may not be longer than [`LONGEST`].
@@ -121,18 +98,8 @@ impl ReadHost for KernelHost {
         Some(target.file_name()?.to_str()?.to_owned())
     }
 
-    fn own_names(&self, dir: &str) -> Result<Vec<String>, Untrusted> {
-        match OwnDir::open(&self.path(dir))? {
-            Some(dir) => dir.names(),
-            None => Ok(Vec::new()),
-        }
-    }
-
-    fn own_file(&self, path: &str) -> Result<Option<String>, Untrusted> {
-        match self.own(path)? {
-            Some((dir, name)) => dir.read(name),
-            None => Ok(None),
-        }
+    fn root(&self) -> &HostRoot {
+        &self.0
     }
 }
 
@@ -170,122 +137,12 @@ impl WriteHost for KernelHost {
         };
         attr.set(tid)
     }
-
-    fn create(&self, path: &str, text: &str) -> io::Result<LockedFile> {
-        let (dir, name) = parts(path);
-        let dir = OwnDir::make(&self.path(dir))?;
-        let unfinished = unfinished(name);
-        let mut file = lock(only_mine(&dir, &unfinished)?, FlockArg::LockExclusive)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        // Unlike a rename, a link never takes another's place.
-        let linked = dir.link(&unfinished, name);
-        dir.remove(&unfinished)?;
-        linked?;
-        dir.sync()?;
-        Ok(LockedFile(file))
-    }
-
-    fn hold(&self, path: &str) -> io::Result<LockedFile> {
-        self.locked(path, FlockArg::LockExclusiveNonblock)
-    }
-
-    fn share(&self, path: &str) -> io::Result<LockedFile> {
-        self.locked(path, FlockArg::LockSharedNonblock)
-    }
-
-    fn replace(&self, path: &str, text: &str) -> io::Result<()> {
-        let (dir, name) = self.own(path)?.ok_or(io::ErrorKind::NotFound)?;
-        let unfinished = unfinished(name);
-        let mut file = only_mine(&dir, &unfinished)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        dir.rename(&unfinished, name)?;
-        dir.sync()
-    }
-
-    fn discard(&self, path: &str) -> io::Result<()> {
-        if let Some((dir, name)) = self.own(path)? {
-            dir.remove(name)?;
-        }
-        match self.discard_unfinished(path) {
-            // Another process is making the next one.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            done => done,
-        }
-    }
-
-    fn discard_unfinished(&self, path: &str) -> io::Result<()> {
-        let Some((dir, name)) = self.own(path)? else {
-            return Ok(());
-        };
-        remove_abandoned(&dir, &unfinished(name))?;
-        dir.leave();
-        Ok(())
-    }
-}
-
-/// With [`io::ErrorKind::WouldBlock`] if another holds it, and `how` doesn't wait.
-fn lock(file: File, how: FlockArg) -> io::Result<Flock<File>> {
-    Flock::lock(file, how).map_err(|(_, error)| error.into())
-}
-
-/// A locked file, if its name still leads to it. The last holder of the lock may have removed the
-/// file; then the lock keeps no other process out.
-fn still_there(dir: &OwnDir, name: &str, file: Flock<File>) -> io::Result<LockedFile> {
-    let there = dir.file(name)?.ok_or(io::ErrorKind::NotFound)?.metadata()?;
-    let locked = file.metadata()?;
-    match (locked.dev(), locked.ino()) == (there.dev(), there.ino()) {
-        true => Ok(LockedFile(file)),
-        false => Err(io::ErrorKind::WouldBlock.into()),
-    }
-}
-
-/// The name of a file that is being written: `rt.new` of `rt.json`.
-fn unfinished(name: &str) -> String {
-    let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
-    format!("{stem}.new")
-}
-
-/// A new file, in place of one that a killed process left.
-fn only_mine(dir: &OwnDir, name: &str) -> io::Result<File> {
-    match dir.create(name) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            remove_abandoned(dir, name)?;
-            dir.create(name)
-        }
-        made => made,
-    }
-}
-
-/// Removes a file that no process holds; one that isn't there is removed.
-fn remove_abandoned(dir: &OwnDir, name: &str) -> io::Result<()> {
-    let Some(file) = dir.file(name)? else {
-        return Ok(());
-    };
-    let _held = lock(file, FlockArg::LockExclusiveNonblock)?;
-    dir.remove(name)
 }
 
 #[cfg(test)]
 mod tests {
-    //! Promises: a lock that keeps no other process out is none; what is read has a bound.
+    //! Promise: what is read has a bound.
     use super::*;
-
-    #[test]
-    fn a_lock_on_a_file_that_another_has_taken_the_place_of() {
-        let temporary = tempfile::tempdir().unwrap();
-        let dir = OwnDir::make(&temporary.path().join("own")).unwrap();
-        dir.create("rt.json").unwrap();
-        let opened = || dir.file("rt.json").unwrap().unwrap();
-        let locked = || lock(opened(), FlockArg::LockSharedNonblock).unwrap();
-        assert!(still_there(&dir, "rt.json", locked()).is_ok());
-        let old = locked();
-        dir.create("other").unwrap();
-        dir.rename("other", "rt.json").unwrap();
-        let held = still_there(&dir, "rt.json", old);
-        assert_eq!(held.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-    }
 
     #[test]
     fn what_is_read_is_bounded() {

@@ -2,14 +2,15 @@
 //! Changes of a host that end with the program that made them: on record before they are made, and
 //! undone by that record in any process, after kill -9 too.
 //!
-//! Records count only in a folder that no other user could have written: [`OwnDir`]. Each tells
-//! whose it is: [`Owner`].
+//! A program has a [`Journal`], a folder of records that no other user could have written. Each
+//! record tells whose it is: [`Owner`].
 
 #![forbid(unsafe_code)]
 
 mod guests;
 mod host;
 mod host_changes;
+mod journal;
 mod kernel_host;
 mod own_dir;
 mod owner;
@@ -18,8 +19,9 @@ mod thread_stat;
 mod value;
 
 pub use guests::{GuestCpus, InTheWay, VMM_DIR, Vcpus, check_free};
-pub use host::{LockedFile, ReadHost, Reading, Unread, WriteHost};
+pub use host::{ReadHost, Reading, Unread, WriteHost};
 pub use host_changes::{IdleBound, InPartition, RtHostChanges, bound_file, remove_within};
+pub use journal::{Journal, LockedFile, unfinished};
 pub use kernel_host::KernelHost;
 pub use own_dir::{OwnDir, Untrusted, check_socket, is_trusted};
 pub use owner::{BOOT_ID, Owner, OwnerStatus};
