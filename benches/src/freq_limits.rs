@@ -94,7 +94,7 @@ impl FreqLimits {
 impl Drop for FreqLimits {
     fn drop(&mut self) {
         for (path, old) in self.0.drain(..).rev() {
-            let back = match undo::put_back(&path, &old) {
+            let back = match undo::put_back(&path) {
                 Ok(true) => taken(&path, &old),
                 back => back.map(drop),
             };

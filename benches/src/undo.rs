@@ -6,116 +6,143 @@
 //! Root acts on records, so one counts only if no other user could have written it, and of what is
 //! in it only what a bench changes.
 
-use std::fs::{self, File, Permissions};
+use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
-use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
-use vcpufreq_host::{ignored_signals, process_has_ended, stat_field};
+use vcpufreq_host::ignored_signals;
+use vcpufreq_host::undo::{
+    ABSENT, Format, Journal, JournalScope, KernelHost, LockedFile, OldValue, Owner, OwnerStatus,
+    ReadHost as _, Target, ValueNow,
+};
 
 use crate::machine::SCHEDUTIL;
-use crate::tracefs::INSTANCES;
 
 /// What real-time threads may have of each second, in µs.
 pub const RT_RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 /// How the names of benches' trace instances begin.
 pub const INSTANCE: &str = "vcpufreq-bench-";
 
-/// A file for each bench that runs: the name is its process.
+/// A record for each bench that runs: the name is its process.
 const RECORDS: &str = "/run/vcpufreq-bench";
+/// What a record may name.
+const SCOPE: JournalScope = JournalScope {
+    files: &[
+        RT_RUNTIME,
+        "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor",
+        "/sys/devices/system/cpu/cpufreq/policy*/scaling_max_freq",
+        "/sys/devices/system/cpu/cpufreq/policy*/scaling_min_freq",
+    ],
+    // What the governor userspace was set to, and the tunables of all.
+    inside: &[
+        "/sys/devices/system/cpu/cpufreq/policy*/scaling_setspeed",
+        "/sys/devices/system/cpu/cpufreq/!policy*/*",
+        "/sys/devices/system/cpu/cpufreq/policy*/*/*",
+    ],
+    shown_in: &[],
+    dirs: &["/sys/kernel/tracing/instances/vcpufreq-bench-*"],
+    threads: &[],
+};
 const SIGNALS: [Signal; 4] = [
     Signal::SIGHUP,
     Signal::SIGINT,
     Signal::SIGQUIT,
     Signal::SIGTERM,
 ];
-const POLICIES: &str = "/sys/devices/system/cpu/cpufreq";
-const LIMITS: [&str; 2] = ["scaling_min_freq", "scaling_max_freq"];
 const GOVERNOR: &str = "scaling_governor";
 /// What the governor userspace was set to.
 const SETSPEED: &str = "scaling_setspeed";
-/// A trace instance that is being read can't be removed: so often, with a pause behind each.
-const TRIES: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(20);
+/// A trace instance that is being read can't be removed: so long it is tried.
+const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What there is to undo now. A change is made and noted under this lock, and so is its undoing.
-static CHANGES: Mutex<BenchChanges> = Mutex::new(BenchChanges {
-    since: 0,
-    files: Vec::new(),
-    folders: Vec::new(),
-});
+/// What there is to undo now, the first change first. A change is made and noted under this lock, and
+/// so is its undoing.
+static CHANGES: Mutex<Vec<OldValue>> = Mutex::new(Vec::new());
 
 /// Changes of one bench.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct BenchChanges {
-    /// The start of the process, in the kernel's ticks since its own.
-    since: u64,
-    /// Files, and what was in them, the first change first.
-    files: Vec<(PathBuf, String)>,
-    folders: Vec<PathBuf>,
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BenchRecord {
+    owner: Owner,
+    changes: Vec<OldValue>,
 }
 
 /// Writes a file; returns what was in it.
 pub fn write(path: &Path, value: &str) -> Result<String> {
     let failed = || format!("writing {value} to {}; run as root", path.display());
     let mut changes = changes();
-    let old = fs::read_to_string(path).with_context(failed)?;
-    let old = old.trim().to_owned();
-    changes.files.push((path.to_owned(), old.clone()));
-    let recorded = changes.record();
+    let target = Target::File {
+        path: text(path),
+        format: Format::Text,
+        shown_in: None,
+    };
+    // A governor that is chosen meanwhile stays.
+    let is_governor = path.file_name().is_some_and(|name| name == GOVERNOR);
+    let only_if = is_governor.then(|| SCHEDUTIL.to_owned());
+    let old = add(&mut changes, path, target, only_if).with_context(failed)?;
+    let recorded = record(&changes);
     let written = recorded.and_then(|()| Ok(fs::write(path, value)?));
     if written.is_err() {
-        changes.files.pop();
+        changes.pop();
         // A record that stays puts back what is there.
-        let _ = changes.record();
+        let _ = record(&changes);
     }
     written.map(|()| old).with_context(failed)
 }
 
-/// Records what is in a file that a change will lose; returns that.
+/// Records what is in a file that a change will lose; returns that. It may be gone with its governor.
 pub fn keep(path: &Path) -> Result<String> {
     let mut changes = changes();
-    let old = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let old = old.trim().to_owned();
-    changes.files.push((path.to_owned(), old.clone()));
-    changes.record()?;
+    let target = Target::Inside {
+        path: text(path),
+        format: Format::Text,
+        or_at: None,
+    };
+    let old = add(&mut changes, path, target, None)?;
+    record(&changes)?;
     Ok(old)
 }
 
-/// Writes back what [`write`] or [`keep`] has returned; false where that is another's by now.
-pub fn put_back(path: &Path, old: &str) -> Result<bool> {
-    let mut changes = changes();
-    let written = write_back(path, old)?;
-    if let Some(at) = changes.files.iter().rposition(|(file, _)| file == path) {
-        changes.files.remove(at);
-    }
-    changes.record()?;
-    Ok(written)
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
-/// Leaves a governor alone that was chosen meanwhile, and the settings of one that isn't there.
-fn write_back(path: &Path, old: &str) -> io::Result<bool> {
-    if path.file_name().is_some_and(|name| name == GOVERNOR)
-        && fs::read_to_string(path)?.trim() != SCHEDUTIL
-    {
+/// Notes what is in a file; returns that.
+fn add(
+    changes: &mut Vec<OldValue>,
+    path: &Path,
+    target: Target,
+    only_if: Option<String>,
+) -> Result<String> {
+    let old = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let old = old.trim().to_owned();
+    changes.push(OldValue {
+        target,
+        old: old.clone(),
+        only_if,
+    });
+    Ok(old)
+}
+
+/// Writes back what [`write`] or [`keep`] has read; false where that is another's by now.
+pub fn put_back(path: &Path) -> Result<bool> {
+    let mut changes = changes();
+    let name = text(path);
+    let Some(at) = changes.iter().rposition(|of| of.target.name() == name) else {
         return Ok(false);
-    }
-    match fs::write(path, old) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && is_of_a_governor(path) => {
-            Ok(false)
-        }
-        written => written.map(|()| true),
-    }
+    };
+    let undone = changes[at].undo(&KernelHost::default(), PATIENCE);
+    let was = undone.map_err(|why| anyhow!(why))?;
+    changes.remove(at);
+    record(&changes)?;
+    Ok(matches!(was, ValueNow::Old | ValueNow::Changed(_)))
 }
 
 /// What the kernel forgets when a policy leaves its governor, `governor`: files that can be written.
@@ -140,18 +167,31 @@ pub fn say(line: &str) {
 /// Makes something in a folder that isn't there yet.
 pub fn make<T>(folder: &Path, make: impl FnOnce() -> Result<T>) -> Result<T> {
     let mut changes = changes();
-    changes.folders.push(folder.to_owned());
-    changes.record()?;
+    let path = text(folder);
+    changes.push(OldValue {
+        target: Target::Dir { path },
+        old: ABSENT.to_owned(),
+        only_if: None,
+    });
+    record(&changes)?;
     let made = make();
     if made.is_err() {
-        changes.forget_missing()?;
+        forget_missing(&mut changes)?;
     }
     made
 }
 
 /// Notes which folders have been removed.
 pub fn removed() -> Result<()> {
-    changes().forget_missing()
+    forget_missing(&mut changes())
+}
+
+fn forget_missing(changes: &mut Vec<OldValue>) -> Result<()> {
+    changes.retain(|of| match &of.target {
+        Target::Dir { path } => Path::new(path).exists(),
+        _ => true,
+    });
+    record(changes)
 }
 
 /// Until this is dropped a signal waits, and nothing may be changed.
@@ -159,7 +199,7 @@ pub fn undisturbed() -> impl Drop {
     changes()
 }
 
-fn changes() -> MutexGuard<'static, BenchChanges> {
+fn changes() -> MutexGuard<'static, Vec<OldValue>> {
     // A thread that panicked has left a list that is as good.
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -192,27 +232,22 @@ pub fn heed_signals() -> Result<()> {
 /// Keeps another bench from this host, whose governors and limits it would measure and put back.
 /// A user without the right to change these has no lock.
 fn alone() -> Result<()> {
-    static LOCKED: OnceLock<Flock<File>> = OnceLock::new();
-    let folder = Path::new(RECORDS);
-    let opened = make_records(folder).and_then(|()| Ok(File::open(folder)?));
-    let Ok(file) = opened else {
+    static LOCKED: OnceLock<LockedFile> = OnceLock::new();
+    let journal = Journal::at(RECORDS);
+    if journal.make().is_err() {
         return Ok(());
-    };
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+    }
+    match journal.lock(Duration::ZERO) {
         Ok(lock) => {
             // To be called once.
             let _ = LOCKED.set(lock);
             Ok(())
         }
-        Err((_, Errno::EWOULDBLOCK)) => bail!("another demo or bench runs; wait for its end"),
-        Err((_, error)) => Err(error).context("locking the records of benches"),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            bail!("another demo or bench runs; wait for its end")
+        }
+        Err(error) => Err(error).context("locking the records of benches"),
     }
-}
-
-fn make_records(folder: &Path) -> Result<()> {
-    let failed = || format!("making {}", folder.display());
-    fs::create_dir_all(folder).with_context(failed)?;
-    fs::set_permissions(folder, Permissions::from_mode(0o700)).with_context(failed)
 }
 
 fn on_signals() -> Result<()> {
@@ -227,8 +262,8 @@ fn on_signals() -> Result<()> {
             let Ok(signal) = signals.wait() else { return };
             // The lock stays with this thread, so that no change comes behind.
             let mut changes = changes();
-            let mut left = changes.undo();
-            left.extend(changes.record().err().map(|error| format!("{error:#}")));
+            let mut left = undo(&KernelHost::default(), &mut changes);
+            left.extend(record(&changes).err().map(|error| format!("{error:#}")));
             if left.is_empty() {
                 left.push(format!(
                     "ended by {signal}; the host's settings are as before"
@@ -244,42 +279,32 @@ fn on_signals() -> Result<()> {
 /// that couldn't be.
 #[must_use]
 pub fn undo_killed() -> (Vec<PathBuf>, Vec<String>) {
-    of_killed(Path::new(RECORDS), is_of_a_bench)
+    of_killed(&KernelHost::default())
 }
 
-fn of_killed(
-    records: &Path,
-    trusted: impl Fn(&Path, Option<&str>) -> bool,
-) -> (Vec<PathBuf>, Vec<String>) {
+fn of_killed(host: &KernelHost) -> (Vec<PathBuf>, Vec<String>) {
+    let journal = Journal::at(host.root().path(RECORDS));
     let (mut done, mut left) = (Vec::new(), Vec::new());
-    // Without root the folder can't be read, and it isn't there before the first bench.
-    for entry in fs::read_dir(records).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let (number, unfinished) = match name.strip_suffix(".new") {
-            Some(number) => (number, true),
-            None => (name.as_str(), false),
-        };
-        let Ok(pid) = number.parse() else { continue };
-        if unfinished {
-            // Of a killed one the record before it counts.
-            if started(pid).is_none() {
-                let _ = fs::remove_file(&path);
-            }
+    let names = match journal.names() {
+        Ok(names) => names,
+        // Without root.
+        Err(why) if why.is_denied() => return (done, left),
+        Err(why) => return (done, vec![why.to_string()]),
+    };
+    for name in names {
+        let number = name.strip_suffix(".new").unwrap_or(&name);
+        if number.parse::<u32>().is_err() {
             continue;
         }
-        match read(records, &path) {
-            Ok(changes) if started(pid) == Some(changes.since) => (),
-            Ok(mut changes) => {
-                changes.files.retain(|(file, old)| trusted(file, Some(old)));
-                changes.folders.retain(|folder| trusted(folder, None));
-                let all = changes.paths();
-                left.extend(changes.undo());
-                let still = changes.paths();
-                done.extend(all.into_iter().filter(|path| !still.contains(path)));
-                if let Err(error) = changes.write(&path) {
-                    left.push(format!("{error:#}"));
-                }
+        if number != name {
+            // Of a killed one the record before it counts; a living one holds its own.
+            let _ = journal.remove_unfinished(number);
+            continue;
+        }
+        match by_record(host, &journal, &name) {
+            Ok((paths, lines)) => {
+                done.extend(paths);
+                left.extend(lines);
             }
             Err(error) => left.push(format!("{error:#}; look at it, then remove it")),
         }
@@ -287,147 +312,81 @@ fn of_killed(
     (done, left)
 }
 
-/// Whether a bench changes such a file, in which `old` was, or makes such a folder.
-fn is_of_a_bench(path: &Path, old: Option<&str>) -> bool {
-    let of_policy = || {
-        let below = path.strip_prefix(POLICIES).ok()?;
-        let mut parts = below.iter().map(|part| part.to_string_lossy());
-        let (policy, file) = (parts.next()?, parts.next()?);
-        // The kernel refuses a name that no governor has.
-        let own = LIMITS.contains(&&*file) || file == GOVERNOR && is_plain(old?);
-        Some(policy.starts_with("policy") && own && parts.next().is_none())
+/// The same by one record, if its bench was killed.
+fn by_record(
+    host: &KernelHost,
+    journal: &Journal,
+    name: &str,
+) -> Result<(Vec<PathBuf>, Vec<String>)> {
+    let path = journal.path().join(name);
+    let damaged = || format!("{} is no bench's record", path.display());
+    let Some(record) = journal.read(name).with_context(damaged)? else {
+        return Ok(Default::default());
     };
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let instance = path.parent() == Some(Path::new(INSTANCES)) && name.starts_with(INSTANCE);
-    path == Path::new(RT_RUNTIME)
-        || instance
-        || of_policy() == Some(true)
-        || is_of_a_governor(path) && old.is_some()
+    let mut record: BenchRecord = serde_json::from_str(&record).with_context(damaged)?;
+    match record.owner.status(host) {
+        OwnerStatus::InUse => return Ok(Default::default()),
+        OwnerStatus::Unseen => bail!(
+            "{}: process {} can't be seen from here; run cleanup in its PID namespace",
+            path.display(),
+            record.owner.pid
+        ),
+        OwnerStatus::OtherBoot => record.changes.clear(),
+        // Others than these it changes by an option of the lab alone.
+        OwnerStatus::Stale => record.changes.retain(|of| SCOPE.has(&of.target)),
+    }
+    let _held = journal
+        .hold(name, Duration::ZERO)
+        .with_context(|| format!("holding {}", path.display()))?;
+    let all = record.changes.clone();
+    let mut left = undo(host, &mut record.changes);
+    let done = all.iter().filter(|of| !record.changes.contains(of));
+    let done = done.map(|of| of.target.name().into()).collect();
+    let written = write_record(journal, name, &record);
+    left.extend(written.err().map(|error| format!("{error:#}")));
+    Ok((done, left))
 }
 
-/// `POLICIES/GOVERNOR/NAME`, `POLICIES/policyN/GOVERNOR/NAME`, or the speed of userspace.
-fn is_of_a_governor(path: &Path) -> bool {
-    let Ok(below) = path.strip_prefix(POLICIES) else {
-        return false;
-    };
-    let parts: Option<Vec<&str>> = below.iter().map(|part| part.to_str()).collect();
-    let is_policy = |part: &str| part.starts_with("policy");
-    match parts.as_deref() {
-        Some([policy, SETSPEED]) => is_policy(policy),
-        Some([governor, name]) => !is_policy(governor) && is_plain(governor) && is_plain(name),
-        Some([policy, governor, name]) => is_policy(policy) && is_plain(governor) && is_plain(name),
-        _ => false,
-    }
-}
-
-fn is_plain(name: &str) -> bool {
-    let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
-    !name.is_empty() && name.bytes().all(is_part)
-}
-
-/// Reads a record that root or this user alone could have written.
-fn read(folder: &Path, path: &Path) -> Result<BenchChanges> {
-    for path in [folder, path] {
-        let found = fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
-        let owned = [0, geteuid().as_raw()].contains(&found.uid()) && found.mode() & 0o022 == 0;
-        let kind = found.is_dir() || found.is_file();
-        ensure!(owned && kind, "{} is no bench's record", path.display());
-    }
-    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))
-}
-
-/// When a process started, in the kernel's ticks: field 22 of its stat. `None` if there is none, or
-/// one that has ended and is not reaped yet.
-fn started(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let ended = process_has_ended(&stat)?;
-    stat_field(&stat, 22)?.parse().ok().filter(|_| !ended)
-}
-
-impl BenchChanges {
-    fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.folders.is_empty()
-    }
-
-    fn paths(&self) -> Vec<PathBuf> {
-        let files = self.files.iter().map(|(file, _)| file);
-        files.chain(&self.folders).cloned().collect()
-    }
-
-    fn forget_missing(&mut self) -> Result<()> {
-        self.folders.retain(|folder| folder.exists());
-        self.record()
-    }
-
-    /// Undoes the last change first; what could not be undone stays, a line for each.
-    fn undo(&mut self) -> Vec<String> {
-        let mut left = Vec::new();
-        let (files, folders) = (&mut self.files, &mut self.folders);
-        let mut kept: Vec<_> = std::mem::take(files)
-            .into_iter()
-            .rev()
-            .filter(|(path, old)| {
-                let written = write_back(path, old);
-                if let Err(error) = &written {
-                    left.push(format!(
-                        "{} can't be set back ({error}); write {old} to it",
-                        path.display()
-                    ));
-                }
-                written.is_err()
-            })
-            .collect();
-        kept.reverse();
-        *files = kept;
-        folders.retain(|folder| {
-            let removed = remove(folder);
-            if let Err(error) = &removed {
-                left.push(format!("{error:#}; remove it"));
-            }
-            removed.is_err()
+/// Undoes the last change first; what could not be undone stays, a line for each.
+fn undo(host: &KernelHost, changes: &mut Vec<OldValue>) -> Vec<String> {
+    let mut left = Vec::new();
+    let mut kept: Vec<OldValue> = Vec::new();
+    for of in changes.drain(..).rev() {
+        let Err(why) = of.undo(host, PATIENCE) else {
+            continue;
+        };
+        let name = of.target.name();
+        left.push(match &of.target {
+            Target::Dir { .. } => format!("{name} can't be removed ({why}); remove it"),
+            _ => format!("{name} can't be set back ({why}); write {} to it", of.old),
         });
-        left
+        kept.push(of);
     }
-
-    /// Records the changes of this process.
-    fn record(&mut self) -> Result<()> {
-        let pid = std::process::id();
-        if self.since == 0 {
-            self.since = started(pid).unwrap_or(1);
-        }
-        self.write(&Path::new(RECORDS).join(pid.to_string()))
-    }
-
-    /// Writes a record, or removes that of nothing.
-    fn write(&self, path: &Path) -> Result<()> {
-        let failed = || format!("writing {}", path.display());
-        if self.is_empty() {
-            return match fs::remove_file(path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    Err(error).with_context(failed)
-                }
-                _ => Ok(()),
-            };
-        }
-        make_records(path.parent().unwrap_or(Path::new("/")))?;
-        let new = path.with_extension("new");
-        let file = File::create(&new).with_context(failed)?;
-        file.set_permissions(Permissions::from_mode(0o600))
-            .with_context(failed)?;
-        serde_json::to_writer(file, self).with_context(failed)?;
-        fs::rename(&new, path).with_context(failed)
-    }
+    kept.reverse();
+    *changes = kept;
+    left
 }
 
-fn remove(folder: &Path) -> Result<()> {
-    for _ in 1..TRIES {
-        if !folder.exists() || fs::remove_dir(folder).is_ok() {
-            return Ok(());
-        }
-        sleep(PAUSE);
-    }
-    fs::remove_dir(folder).with_context(|| format!("{} can't be removed", folder.display()))
+/// Records the changes of this process.
+fn record(changes: &[OldValue]) -> Result<()> {
+    let pid = std::process::id();
+    let owner = Owner::of(&KernelHost::default(), pid);
+    let owner = owner.map_err(|_| anyhow!("this process can't be seen in /proc; mount it"))?;
+    let changes = changes.to_vec();
+    write_record(
+        &Journal::at(RECORDS),
+        &pid.to_string(),
+        &BenchRecord { owner, changes },
+    )
+}
+
+/// Writes a record, or removes that of nothing. The folder stays: this process holds it.
+fn write_record(journal: &Journal, name: &str, record: &BenchRecord) -> Result<()> {
+    let written = match record.changes.is_empty() {
+        true => journal.remove([name]),
+        false => journal.write(name, &serde_json::to_string(record)?),
+    };
+    written.with_context(|| format!("writing {}", journal.path().join(name).display()))
 }
 
 #[cfg(test)]

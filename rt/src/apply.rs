@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 
 use thiserror::Error;
 
-use vcpufreq_host::undo::{InTheWay, THERE, Target, Vcpus, WriteHost, check_free};
+use vcpufreq_host::undo::{InTheWay, OldValue, THERE, Target, Vcpus, WriteHost, check_free};
 
 use crate::{
     change::Change,
@@ -149,7 +149,7 @@ fn pass<'a>(
             Some(_) => continue,
         };
         report(&name, now, want);
-        match record::put(host, &change.target, want) {
+        match change.target.put(host, want) {
             Ok(()) => applied.made += 1,
             Err(why) => {
                 if matches!(change.target, Target::Dir { .. }) {
@@ -179,7 +179,8 @@ fn check_new(plan: &RtPlan) -> Result<(), ApplyError> {
 /// guest that has ended since the plan was made has restored its own.
 fn check_unmoved(host: &dyn WriteHost, record: &Record) -> Result<(), ApplyError> {
     check_free(host.as_look(), &record.partition.rt(), Vcpus::Pinned)?;
-    for Entry { target, old, .. } in &record.entries {
+    for Entry { was, .. } in &record.entries {
+        let OldValue { target, old, .. } = was;
         match target.now(host.as_look()) {
             Ok(now) if !target.same(&now, old) => {
                 return Err(ApplyError::Moved {
@@ -239,8 +240,11 @@ fn entries(plan: &RtPlan) -> Vec<Entry> {
         .filter_map(|(setting, change)| {
             Some(Entry {
                 setting: setting.to_owned(),
-                target: change.target.clone(),
-                old: change.now.clone()?,
+                was: OldValue {
+                    target: change.target.clone(),
+                    old: change.now.clone()?,
+                    only_if: None,
+                },
                 new: change.want.clone(),
             })
         })

@@ -2,12 +2,12 @@
 //! The record of the old values: on disk before the first change, removed after the last one is
 //! undone. It is valid for one boot: the next boot sets the kernel's files anew.
 
-use std::{collections::BTreeSet, io, time::Duration};
+use std::{collections::BTreeSet, io};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use vcpufreq_host::undo::{BOOT_ID, Journal, Owner, ReadHost, THERE, Target, Untrusted, WriteHost};
+use vcpufreq_host::undo::{BOOT_ID, Journal, OldValue, Owner, ReadHost, Untrusted};
 
 use crate::{
     partition::{self, Partition, PartitionError},
@@ -20,20 +20,14 @@ use crate::{
 pub const PATH: &str = "/run/vcpufreq-rt/rt.json";
 const DIR: &str = "/run/vcpufreq-rt";
 pub(crate) const NAME: &str = "rt.json";
-/// How often, and how far apart, to check whether a value is in force: a work item applies
-/// cpufreq's limits.
-const LOOKS: u32 = 50;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
-
 /// One value as it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The setting that changes it.
     pub setting: String,
-    /// What is changed.
-    pub target: Target,
-    /// Its value before.
-    pub old: String,
+    /// What is changed, and its value before.
+    #[serde(flatten)]
+    pub was: OldValue,
     /// The value that it gets; `None` when another change loses the old one.
     pub new: Option<String>,
 }
@@ -105,8 +99,8 @@ impl Record {
     /// host.
     pub(crate) fn check(&self) -> Result<(), RecordError> {
         partition::check_guests(&self.partition.guests).map_err(RecordError::Guests)?;
-        let targets = self.entries.iter().map(|entry| &entry.target);
-        match targets.into_iter().find(|target| !targets::is_ours(target)) {
+        let mut targets = self.entries.iter().map(|entry| &entry.was.target);
+        match targets.find(|target| !targets::SCOPE.has(target)) {
             Some(target) => Err(RecordError::Foreign(target.name())),
             None => Ok(()),
         }
@@ -173,37 +167,5 @@ pub(crate) fn until_stuck<T>(
         if left.is_empty() || left.len() == before {
             return left;
         }
-    }
-}
-
-/// Writes a value to a target, and checks that it has it.
-pub(crate) fn put(host: &dyn WriteHost, target: &Target, value: &str) -> Result<(), String> {
-    let written = match target {
-        Target::File { path, .. } => host.write(path, value),
-        Target::Inside { path, or_at, .. } => match (host.write(path, value), or_at) {
-            (Err(error), Some(other)) if error.kind() == io::ErrorKind::NotFound => {
-                host.write(other, value)
-            }
-            (written, _) => written,
-        },
-        Target::Dir { path } if value == THERE => host.make_dir(path),
-        Target::Dir { path } => host.remove_dir(path),
-        // Again: while the others were written, its number may have become another's.
-        Target::Thread { pid, .. } => match target.now(host.as_look()) {
-            Ok(_) => host.schedule(*pid, value),
-            Err(_) => Err(io::ErrorKind::NotFound.into()),
-        },
-    };
-    written.map_err(|error| error.to_string())?;
-    for _ in 0..LOOKS {
-        match target.now(host.as_look()) {
-            Ok(now) if target.same(&now, value) => return Ok(()),
-            Ok(_) => std::thread::sleep(BETWEEN_LOOKS),
-            Err(_) => break,
-        }
-    }
-    match target.now(host.as_look()) {
-        Ok(now) => Err(format!("the kernel made it '{now}'")),
-        Err(_) => Err("it can't be read back".to_owned()),
     }
 }

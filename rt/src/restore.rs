@@ -7,7 +7,7 @@ use std::{io, time::Duration};
 use thiserror::Error;
 
 use vcpufreq_host::undo::{
-    InTheWay, Owner, OwnerStatus, Target, Unread, Vcpus, WriteHost, check_free,
+    InTheWay, OldValue, Owner, OwnerStatus, Target, ValueNow, Vcpus, WriteHost, check_free,
 };
 
 use crate::{
@@ -191,7 +191,7 @@ fn pass<'a>(
     done.left.clear();
     let mut kept = Vec::new();
     for &entry in entries {
-        let name = entry.target.name();
+        let name = entry.was.target.name();
         match one(host, entry, report) {
             Ok(RestoreOutcome::BroughtBack) => done.brought_back += 1,
             Ok(RestoreOutcome::AsBefore) => {}
@@ -216,29 +216,14 @@ fn one(
     entry: &Entry,
     report: &mut dyn FnMut(&str, &str, &str),
 ) -> Result<RestoreOutcome, String> {
-    let Entry { target, old, .. } = entry;
-    if let Some((kind, mount)) = unmounted(host, target) {
-        return Err(format!(
-            "{mount} is not mounted; mount -t {kind} {kind} {mount} and restore again"
-        ));
-    }
-    let now = match target.now(host.as_look()) {
-        Ok(now) => now,
-        Err(Unread::Missing) if comes_back(target) => {
-            return Err(
-                "it isn't there while its CPU is offline; bring it online and restore again"
-                    .to_owned(),
-            );
-        }
-        Err(Unread::Missing) => return Ok(RestoreOutcome::Gone),
-        Err(Unread::Denied) => return Err("it can't be read; run as root".to_owned()),
-        Err(Unread::Refused) => return Err("the kernel refuses to read it".to_owned()),
+    let OldValue { target, old, .. } = &entry.was;
+    let now = match entry.was.now(host.as_look())? {
+        ValueNow::Old | ValueNow::Anothers => return Ok(RestoreOutcome::AsBefore),
+        ValueNow::Gone => return Ok(RestoreOutcome::Gone),
+        ValueNow::Changed(now) => now,
     };
-    if target.same(&now, old) {
-        return Ok(RestoreOutcome::AsBefore);
-    }
     report(&target.name(), &now, old);
-    match (record::put(host, target, old), target) {
+    match (target.put(host, old), target) {
         (Ok(()), _) => Ok(RestoreOutcome::BroughtBack),
         // A killed VMM's groups, when its guardian was killed too.
         (Err(why), Target::Dir { .. }) => Err(format!(
@@ -246,30 +231,4 @@ fn one(
         )),
         (Err(why), _) => Err(why),
     }
-}
-
-/// The file system that a target is on, where it isn't mounted: the kernel keeps the values all
-/// the same.
-fn unmounted(host: &dyn WriteHost, target: &Target) -> Option<(&'static str, &'static str)> {
-    const MOUNTS: [(&str, &str); 2] = [
-        ("debugfs", "/sys/kernel/debug"),
-        ("tracefs", "/sys/kernel/tracing"),
-    ];
-    let name = target.name();
-    let of = |(_, mount): &&(&str, &str)| {
-        name.strip_prefix(mount)
-            .is_some_and(|rest| rest.starts_with('/'))
-    };
-    let (kind, mount) = MOUNTS.iter().find(of)?;
-    let is_empty = match host.list(mount) {
-        Ok(names) => names.is_empty(),
-        Err(why) => why == Unread::Missing,
-    };
-    is_empty.then_some((*kind, *mount))
-}
-
-/// The kernel keeps a CPU's settings while it is offline; interrupts, queues and threads that go
-/// are gone.
-fn comes_back(target: &Target) -> bool {
-    target.name().starts_with("/sys/devices/system/cpu/")
 }

@@ -2,9 +2,19 @@
 //! Everything that the settings may change. A record that names anything else isn't carried out,
 //! and neither is a plan that does: restore would refuse its record.
 
-use vcpufreq_host::undo::Target;
+use vcpufreq_host::undo::JournalScope;
 
-/// Files. `*` is any text within one component of the path.
+/// What a record may name. A file of a folder that is made goes with the folder, so no record has
+/// one.
+pub(crate) const SCOPE: JournalScope = JournalScope {
+    files: FILES,
+    inside: &[],
+    shown_in: SHOWN_IN,
+    dirs: DIRS,
+    threads: THREADS,
+};
+
+/// Files.
 const FILES: &[&str] = &[
     "/proc/irq/default_smp_affinity",
     "/proc/irq/*/smp_affinity",
@@ -53,51 +63,12 @@ const DIRS: &[&str] = &[
 /// Kernel threads.
 const THREADS: &[&str] = &["ktimers/*", "rcub/*", "rcuc/*", "ksoftirqd/*"];
 
-/// Whether a recorded target is one that the settings change. A file of a folder that is made goes
-/// with the folder, so no record has one.
-pub(crate) fn is_ours(target: &Target) -> bool {
-    match target {
-        Target::File { path, shown_in, .. } => {
-            let shown = shown_in.as_ref();
-            is_one_of(path, FILES) && shown.is_none_or(|path| is_one_of(path, SHOWN_IN))
-        }
-        Target::Dir { path } => is_one_of(path, DIRS),
-        Target::Inside { .. } => false,
-        Target::Thread { name, .. } => is_one_of(name, THREADS),
-    }
-}
-
-fn is_one_of(path: &str, patterns: &[&str]) -> bool {
-    patterns.iter().any(|pattern| matches(path, pattern))
-}
-
-fn matches(path: &str, pattern: &str) -> bool {
-    let (mut parts, mut wanted) = (path.split('/'), pattern.split('/'));
-    loop {
-        match (parts.next(), wanted.next()) {
-            (None, None) => return true,
-            (Some(part), Some(wanted)) if part_matches(part, wanted) => {}
-            _ => return false,
-        }
-    }
-}
-
-/// `cpu*` of `cpu3`. What `*` stands for is never empty.
-fn part_matches(part: &str, pattern: &str) -> bool {
-    let Some((start, end)) = pattern.split_once('*') else {
-        return part == pattern;
-    };
-    let middle = part
-        .strip_prefix(start)
-        .and_then(|rest| rest.strip_suffix(end));
-    middle.is_some_and(|middle| !middle.is_empty()) && part != "." && part != ".."
-}
-
 #[cfg(test)]
 mod tests {
     //! Promise: no path leads out of what the settings change.
+    use vcpufreq_host::undo::{Format, Target};
+
     use super::*;
-    use vcpufreq_host::undo::Format;
 
     fn file(path: &str, shown_in: Option<&str>) -> Target {
         Target::File {
@@ -117,7 +88,7 @@ mod tests {
             "/sys/devices/system/cpu/cpufreq/ondemand/up_threshold",
             "/sys/devices/virtual/workqueue/scsi_tmf_0/cpumask",
         ] {
-            assert!(is_ours(&file(path, None)), "{path}");
+            assert!(SCOPE.has(&file(path, None)), "{path}");
         }
         for path in [
             "/etc/shadow",
@@ -133,15 +104,15 @@ mod tests {
             "/proc/sys/vm/swappiness/",
             "",
         ] {
-            assert!(!is_ours(&file(path, None)), "{path}");
+            assert!(!SCOPE.has(&file(path, None)), "{path}");
         }
         let shown = |path| file("/sys/devices/virtual/workqueue/cpumask", Some(path));
-        assert!(is_ours(&shown(SHOWN_IN[0])) && !is_ours(&shown("/etc/shadow")));
+        assert!(SCOPE.has(&shown(SHOWN_IN[0])) && !SCOPE.has(&shown("/etc/shadow")));
     }
 
     #[test]
     fn folders_and_threads() {
-        let dir = |path: &str| is_ours(&Target::Dir { path: path.into() });
+        let dir = |path: &str| SCOPE.has(&Target::Dir { path: path.into() });
         assert!(dir("/sys/fs/cgroup/vcpufreq-rt.plc/rt"));
         for path in [
             "/etc",
@@ -152,7 +123,7 @@ mod tests {
         }
         let thread = |name: &str| {
             let (pid, start_ticks, name) = (7, 0, name.to_owned());
-            is_ours(&Target::Thread {
+            SCOPE.has(&Target::Thread {
                 pid,
                 name,
                 start_ticks,
@@ -160,7 +131,7 @@ mod tests {
         };
         assert!(thread("rcuc/3") && !thread("sshd") && !thread("rcuc/"));
         let (path, format, or_at) = ("/proc/sys/vm/swappiness".into(), Format::Text, None);
-        assert!(!is_ours(&Target::Inside {
+        assert!(!SCOPE.has(&Target::Inside {
             path,
             format,
             or_at

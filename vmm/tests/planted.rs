@@ -24,7 +24,7 @@ use std::{
 use tempfile::TempDir;
 use vcpufreq::lifecycle::record::{Owner, VmmRecord, owner_of};
 use vcpufreq::lifecycle::state::ROOT_DIR;
-use vcpufreq_host::undo::{Format, Target};
+use vcpufreq_host::undo::{Format, OldValue, Target};
 use vcpufreq_host::{GroupRecord, HostRoot};
 use vcpufreq_rt::{Entry, Partition, Profile};
 
@@ -277,8 +277,11 @@ fn rt_record(path: &Path, old: &str) -> String {
         owner: None,
         entries: vec![Entry {
             setting: "swappiness".into(),
-            target,
-            old: old.into(),
+            was: OldValue {
+                target,
+                old: old.into(),
+                only_if: None,
+            },
             new: Some("1".into()),
         }],
     };

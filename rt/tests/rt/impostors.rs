@@ -2,7 +2,7 @@
 //! Promises: a process that has only the name of a kernel thread, or of irqbalance, is named in one
 //! line and left alone: by plan, apply, check and restore.
 
-use vcpufreq_host::undo::Target;
+use vcpufreq_host::undo::{OldValue, Target};
 use vcpufreq_rt::{
     Entry, Finding, PATH, Record, Restored, RtPlan, apply, check, is_ready, restore,
 };
@@ -122,12 +122,15 @@ fn a_recorded_thread_that_is_no_kernel_thread_is_left_alone() {
         owner: None,
         entries: vec![Entry {
             setting: "ksoftirqd".into(),
-            target: Target::Thread {
-                pid: 900,
-                name: "ksoftirqd/3".into(),
-                start_ticks: 0,
+            was: OldValue {
+                target: Target::Thread {
+                    pid: 900,
+                    name: "ksoftirqd/3".into(),
+                    start_ticks: 0,
+                },
+                old: "fifo:99".into(),
+                only_if: None,
             },
-            old: "fifo:99".into(),
             new: None,
         }],
     };

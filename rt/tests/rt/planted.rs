@@ -72,7 +72,7 @@ fn a_record_that_names_anything_else_is_not_carried_out() {
     let with = |target: Target| {
         refused(move |host| {
             let mut record = Record::read(host).unwrap().unwrap();
-            record.entries[0].target = target;
+            record.entries[0].was.target = target;
             host.put(PATH, &serde_json::to_string(&record).unwrap());
         })
     };

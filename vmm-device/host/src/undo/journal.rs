@@ -44,6 +44,14 @@ impl Journal {
         &self.0
     }
 
+    /// Makes it for this user alone, if it isn't there.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn make(&self) -> Result<(), Untrusted> {
+        OwnDir::make(&self.0).map(drop)
+    }
+
     /// The names in it that are text, sorted; none where there is no such folder.
     ///
     /// # Errors

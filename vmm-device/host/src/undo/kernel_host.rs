@@ -109,7 +109,10 @@ impl WriteHost for KernelHost {
     }
 
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
-        let mut file = File::options().write(true).open(self.path(path))?;
+        let mut file = File::options()
+            .write(true)
+            .truncate(true)
+            .open(self.path(path))?;
         // One call: the kernel takes each as a whole value.
         match file.write(value.as_bytes())? {
             written if written == value.len() => Ok(()),

@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a program changes on its host for a while: a kernel file, a folder, a kernel thread.
 
+use std::{io, time::Duration};
+
 use serde::{Deserialize, Serialize};
 
 use super::{
-    host::{ReadHost, Reading, Unread},
+    host::{ReadHost, Reading, Unread, WriteHost},
     thread_stat::ThreadStat,
     value::Format,
 };
+
+/// How often, and how far apart, to check whether a value is in force: a work item applies
+/// cpufreq's limits.
+const LOOKS: u32 = 50;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
 /// What is changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +78,7 @@ impl Target {
     /// # Errors
     /// As [`ReadHost::read`] or [`ReadHost::list`]; [`Unread::Missing`] when the thread has ended or its
     /// number is another one's, [`Unread::Refused`] when its policy is none of
-    /// [`WriteHost::schedule`](super::WriteHost::schedule).
+    /// [`WriteHost::schedule`].
     pub fn now(&self, look: &dyn ReadHost) -> Reading {
         match self {
             Self::File {
@@ -113,6 +120,57 @@ impl Target {
         match self {
             Self::File { format, .. } | Self::Inside { format, .. } => format.same(a, b),
             Self::Dir { .. } | Self::Thread { .. } => a == b,
+        }
+    }
+
+    /// Whether it is there again with its CPU, with the same value: the kernel keeps the settings of
+    /// a CPU that is offline. Interrupts, queues and threads that go are gone.
+    #[must_use]
+    pub fn comes_back(&self) -> bool {
+        matches!(self, Self::File { path, .. } if path.starts_with("/sys/devices/system/cpu/"))
+    }
+
+    /// Gives it a value.
+    ///
+    /// # Errors
+    /// As [`WriteHost::write`], [`WriteHost::make_dir`], [`WriteHost::remove_dir`] or
+    /// [`WriteHost::schedule`]; `NotFound` when the thread has ended.
+    pub fn write(&self, host: &dyn WriteHost, value: &str) -> io::Result<()> {
+        match self {
+            Self::File { path, .. } => host.write(path, value),
+            Self::Inside { path, or_at, .. } => match (host.write(path, value), or_at) {
+                (Err(error), Some(other)) if error.kind() == io::ErrorKind::NotFound => {
+                    host.write(other, value)
+                }
+                (written, _) => written,
+            },
+            Self::Dir { path } if value == THERE => host.make_dir(path),
+            Self::Dir { path } => host.remove_dir(path),
+            // Again: while the others were written, its number may have become another's.
+            Self::Thread { pid, .. } => match self.now(host.as_look()) {
+                Ok(_) => host.schedule(*pid, value),
+                Err(_) => Err(io::ErrorKind::NotFound.into()),
+            },
+        }
+    }
+
+    /// Gives it a value, and checks that it has it.
+    ///
+    /// # Errors
+    /// As [`Self::write`], as text; what the kernel made of the value.
+    pub fn put(&self, host: &dyn WriteHost, value: &str) -> Result<(), String> {
+        let written = self.write(host, value);
+        written.map_err(|error| error.to_string())?;
+        for _ in 0..LOOKS {
+            match self.now(host.as_look()) {
+                Ok(now) if self.same(&now, value) => return Ok(()),
+                Ok(_) => std::thread::sleep(BETWEEN_LOOKS),
+                Err(_) => break,
+            }
+        }
+        match self.now(host.as_look()) {
+            Ok(now) => Err(format!("the kernel made it '{now}'")),
+            Err(_) => Err("it can't be read back".to_owned()),
         }
     }
 }
