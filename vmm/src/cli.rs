@@ -6,7 +6,7 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::anyhow;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use vcpufreq_bench::{BenchArgs, DemoArgs};
-use vcpufreq_rt::cli::RtCommand;
+pub use vcpufreq_rt::cli as rt;
 
 use crate::{
     message::usage,
@@ -170,7 +170,7 @@ pub enum Command {
     Trace(TraceArgs),
     /// Tune this host for real-time guests: plan, apply, check, restore; measure it: report
     #[command(subcommand, after_help = EXIT_CODES)]
-    Rt(RtCommand),
+    Rt(rt::RtCommand),
     /// Let requests of --actuator scx add up with what a CPU's tasks use: the host's service
     #[command(subcommand, after_help = SCX_HELP)]
     Scx(ScxCommand),

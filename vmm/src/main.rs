@@ -7,7 +7,7 @@ use std::{path::Path, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use vcpufreq::{
-    cli::{Cli, Command},
+    cli::{Cli, Command, rt},
     doctor::{
         self,
         facts::{DoctorFacts, Live},
@@ -15,11 +15,10 @@ use vcpufreq::{
     dt,
     host_guest::HostGuest,
     lifecycle::{cleanup::Cleaner, guard, state::StateDir},
-    message::{chain, warn},
+    message::{chain, print, warn},
     options, path, qemu, report, run, scx, serve, stats, trace, tune,
 };
 use vcpufreq_host::HostRoot;
-use vcpufreq_rt::cli::{self as rt, print};
 use vcpufreq_vm::layout::CPUFREQ_BASE;
 
 /// The exit code of errors.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the program writes to stderr: one line each.
+//! What the program writes: results to stdout; to stderr one line each.
 
 use std::io::Write;
+
+pub use vcpufreq_rt::cli::print;
 
 /// Prints a warning. One write has the whole line, because a VMM may write to the same stderr. A
 /// stderr that takes nothing is no reason to end.

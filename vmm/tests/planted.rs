@@ -24,7 +24,7 @@ use std::{
 use tempfile::TempDir;
 use vcpufreq::lifecycle::record::{Owner, VmmRecord, owner_of};
 use vcpufreq::lifecycle::state::ROOT_DIR;
-use vcpufreq_host::undo::{Format, OldValue, Target};
+use vcpufreq_host::undo::{Format, JournalEntry, OldValue, Target};
 use vcpufreq_host::{GroupRecord, HostRoot};
 use vcpufreq_rt::{Entry, Partition, Profile};
 
@@ -156,12 +156,12 @@ impl Scene {
         match kind {
             Kind::Rt => rt_record(path, "planted"),
             Kind::Vmm => serde_json::to_string(&VmmRecord {
-                groups: Some(GroupRecord {
+                entries: vec![JournalEntry::Groups(GroupRecord {
                     group: path.join(format!("vcpufreq.{DEAD}")),
                     origin: path.to_owned(),
                     enabled_cpu: false,
                     raised_min: false,
-                }),
+                })],
                 pinned: vec![1],
                 ..VmmRecord::new(dead())
             })

@@ -38,7 +38,7 @@ fn try_restore(host: &FakeKernel) -> Result<Restored, RestoreError> {
 fn record(real_time: &str, pinned: &str) -> String {
     format!(
         r#"{{"owner":{{"pid":{VMM},"start_ticks":0,"boot_id":"boot-1","pid_namespace":""}},
-        "groups":null,"rt":{{"cpus":[{real_time}],"idle":[],"partition":null}},"pinned":[{pinned}]}}"#
+        "real_time":[{real_time}],"pinned":[{pinned}],"entries":[]}}"#
     )
 }
 

@@ -27,6 +27,7 @@ use super::sys::Tid;
 
 /// Where a VM's groups are. They need not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PartitionGroups {
     /// The partition's group.
     pub top: PathBuf,
@@ -36,7 +37,8 @@ pub struct PartitionGroups {
     pub pid: u32,
     /// The VM's process.
     pub process: u32,
-    /// The domains of real-time vCPUs.
+    /// The domains of real-time vCPUs; a record does without.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub rt: Vec<DomainId>,
 }
 

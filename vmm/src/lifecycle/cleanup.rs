@@ -12,8 +12,8 @@ use nix::{
     errno::Errno,
     sys::statfs::{CGROUP2_SUPER_MAGIC, statfs},
 };
-use vcpufreq_host::undo::{KernelHost, LockedFile, remove_within};
-use vcpufreq_host::{CgroupError, CgroupTree, GroupRecord, HostRoot};
+use vcpufreq_host::undo::{JournalEntry, KernelHost, LockedFile, UndoHost};
+use vcpufreq_host::{CgroupTree, GroupRecord, HostRoot, RaisedGroups};
 
 use crate::lifecycle::record::{NoRecord, OwnerStatus, VmmRecord};
 use crate::lifecycle::record_names::{is_unfinished, pid_of};
@@ -91,10 +91,11 @@ impl<'a> Cleaner<'a> {
     /// # Errors
     /// When something else is there.
     pub fn check(&self, path: &Path, record: &VmmRecord) -> Result<(), NoRecord> {
-        match record.paths().find(|path| !(self.may_be_group)(path)) {
+        let mut cgroups = record.entries.iter().flat_map(JournalEntry::cgroups);
+        match cgroups.find(|path| !(self.may_be_group)(path)) {
             Some(what) => Err(NoRecord::Foreign {
                 record: path.to_owned(),
-                what: what.to_owned(),
+                what: what.display().to_string(),
             }),
             None => Ok(()),
         }
@@ -140,83 +141,59 @@ impl<'a> Cleaner<'a> {
     /// Undoes what `record` names, as far as it can be, and removes it from `dir` if that is all.
     /// What is left, a line each.
     pub fn end(&self, dir: &StateDir, record: &VmmRecord, cleaned: &mut Cleaned) -> Vec<String> {
-        // A real-time thread that leaves its pCPU starves others.
-        let mut left = self.put_policies_back(record);
+        let (others, own): (Vec<_>, Vec<_>) =
+            (record.entries.iter()).partition(|entry| entry.is_of_others());
+        let put = others.iter().map(|entry| entry.put_policy_back(self.host));
+        let mut left: Vec<_> = put.filter_map(Result::err).collect();
         // What waits for threads that end comes next: others wait for the lock.
-        left.extend(self.own_groups(record, cleaned));
-        let raises = record.raises().paths().next().is_some();
-        let lock = raises.then(|| dir.lock());
+        self.undo(own.into_iter(), &[], (cleaned, &mut left));
+        let raised = record.raises();
+        let lock = raised.paths().next().is_some().then(|| dir.lock());
+        let lock = lock.transpose();
         // Without the lock the rest is undone all the same.
-        match lock.transpose() {
-            Ok(_lock) => {
-                left.extend(self.put_back(dir, record));
-                if left.is_empty() {
-                    left = remove_record(&dir.record_path(record.owner.pid));
-                }
-            }
-            Err(why) => {
-                left.push(chain(&why));
-                left.extend(self.put_back(dir, record));
-            }
-        }
-        left
-    }
-
-    /// Removes the VMM's own groups, and what it changed for real-time vCPUs. What is left.
-    fn own_groups(&self, record: &VmmRecord, cleaned: &mut Cleaned) -> Vec<String> {
-        let mut left = Vec::new();
-        if let Some(groups) = &record.groups {
-            // What is raised for them may be raised for others, too.
-            let groups = GroupRecord {
-                raised_min: false,
-                ..groups.clone()
-            };
-            let removed = self.groups(&groups, cleaned);
-            left.extend(removed.err().map(|error| error.to_string()));
-        }
-        if let Some(rt) = &record.rt {
-            match rt.undo(self.host, self.tree, record.owner.pid, self.patience) {
-                Ok(removed) => cleaned.removed.extend(removed),
-                Err(error) => left.push(error.to_string()),
-            }
-        }
-        left
-    }
-
-    /// Puts the scheduling policies of others' threads back. What is left.
-    fn put_policies_back(&self, record: &VmmRecord) -> Vec<String> {
-        let put = record.threads.iter().map(|thread| {
-            let vcpufreq_host::SavedThread { pid, tid, .. } = thread;
-            let put = thread.put_policy_back(self.host);
-            put.map_err(|error| {
-                format!("the policy of thread {tid} of process {pid} can't be put back: {error}")
-            })
-        });
-        put.filter_map(Result::err).collect()
-    }
-
-    /// Puts back what else it changed of others' groups and threads. What is left.
-    fn put_back(&self, dir: &StateDir, record: &VmmRecord) -> Vec<String> {
-        let mut left = Vec::new();
-        if let Some(adopted) = &record.adopted {
-            let put = adopted.put_back();
-            left.extend(put.err().map(|error| error.to_string()));
-        }
+        left.extend(lock.as_ref().err().map(chain));
+        let is_raised = |entry: &&JournalEntry| matches!(entry, JournalEntry::Raised(_));
+        let rest = others.into_iter().filter(|entry| !is_raised(entry));
+        self.undo(rest, &[], (cleaned, &mut left));
         match dir.raised_by_others(self.host, record, OwnerStatus::InUse) {
-            Ok(others) => {
-                let put = record.raises().put_back(&others);
-                left.extend(put.err().map(|error| error.to_string()));
+            Ok(needed) => {
+                let raised = JournalEntry::Raised(raised);
+                self.undo([&raised].into_iter(), &needed, (cleaned, &mut left));
             }
             Err(error) => left.push(chain(&error)),
         }
-        for thread in &record.threads {
-            let vcpufreq_host::SavedThread { pid, tid, .. } = thread;
-            let put = thread.put_back(self.host);
-            left.extend(put.err().map(|error| {
-                format!("the clamp of thread {tid} of process {pid} can't be put back: {error}")
-            }));
+        match left.is_empty() {
+            true => remove_record(&dir.record_path(record.owner.pid)),
+            false => left,
         }
-        left
+    }
+
+    /// Undoes entries, of whose raised groups others need these.
+    fn undo<'e>(
+        &self,
+        entries: impl Iterator<Item = &'e JournalEntry>,
+        raised_by_others: &[RaisedGroups],
+        (cleaned, left): (&mut Cleaned, &mut Vec<String>),
+    ) {
+        let host = UndoHost {
+            raised_by_others,
+            ..self.undo_host()
+        };
+        for entry in entries {
+            match entry.undo(&host) {
+                Ok(removed) => cleaned.removed.extend(removed),
+                Err(why) => left.push(why),
+            }
+        }
+    }
+
+    fn undo_host(&self) -> UndoHost<'_> {
+        UndoHost {
+            root: self.host,
+            tree: self.tree,
+            patience: self.patience,
+            raised_by_others: &[],
+        }
     }
 
     /// Holds a dead VMM's record, against others that clean up after it: of two, the later would
@@ -243,32 +220,20 @@ impl<'a> Cleaner<'a> {
         ));
     }
 
-    /// Removes a VMM's cgroups, once the threads that are leaving them have left.
-    ///
-    /// # Errors
-    /// As [`vcpufreq_host::remove`]; [`CgroupError::Busy`] only after the patience.
-    pub fn groups(&self, groups: &GroupRecord, cleaned: &mut Cleaned) -> Result<(), CgroupError> {
-        if !groups.group.exists() {
-            return Ok(());
-        }
-        remove_within(self.patience, || vcpufreq_host::remove(self.tree, groups))?;
-        cleaned.removed.push(groups.group.clone());
-        Ok(())
-    }
-
     /// Removes cgroups of dead VMMs that have no record any more.
     pub fn without_records(&self, cleaned: &mut Cleaned) {
         // Without cgroup v2 nothing can be left in it.
         let found = vcpufreq_host::leftovers(self.host);
-        for leftover in found.unwrap_or_default() {
-            let groups = GroupRecord {
+        let groups = found.unwrap_or_default().into_iter().map(|leftover| {
+            JournalEntry::Groups(GroupRecord {
                 origin: leftover.group.parent().unwrap_or(&leftover.group).into(),
-                group: leftover.group,
-                enabled_cpu: false,
-                raised_min: false,
-            };
-            if let Err(error) = self.groups(&groups, cleaned) {
-                cleaned.left.push(error.to_string());
+                ..leftover.record()
+            })
+        });
+        for groups in groups {
+            match groups.undo(&self.undo_host()) {
+                Ok(removed) => cleaned.removed.extend(removed),
+                Err(why) => cleaned.left.push(why),
             }
         }
     }

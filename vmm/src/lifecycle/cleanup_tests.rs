@@ -88,9 +88,8 @@ impl Scene {
             enabled_cpu: false,
             raised_min: false,
         };
-        let groups = Some(groups);
         let record = VmmRecord {
-            groups,
+            entries: vec![JournalEntry::Groups(groups)],
             ..VmmRecord::new(owner)
         };
         self.state.write(&record).unwrap();
@@ -140,7 +139,8 @@ fn a_dead_vmms_groups_and_record_go_and_nothing_else() {
 fn what_waits_for_threads_to_end_has_no_lock() {
     let scene = Scene::new();
     let mut record = scene.state.list().unwrap().remove(0).1.unwrap();
-    record.raised = RaisedGroups::one(scene.cgroup("gone"), "0.00");
+    let raised = RaisedGroups::one(scene.cgroup("gone"), "0.00");
+    record.entries.push(JournalEntry::Raised(raised));
     let host = scene.host.root();
     let cleaner = Cleaner {
         tree: &Unlocked(&scene.state),
@@ -241,7 +241,7 @@ fn what_fails_keeps_nothing_else_from_being_undone() {
     ] {
         scene.host.write(&format!("cgroup/{name}/cgroup.procs"), "");
         scene.host.write(&format!("cgroup/{name}/{file}"), "max");
-        record.raised.add(&raised(name));
+        record.entries.push(JournalEntry::Raised(raised(name)));
     }
     scene.state.write(&record).unwrap();
     fs::write(scene.cgroup("vcpufreq.7/rest/cgroup.procs"), "9\n").unwrap();

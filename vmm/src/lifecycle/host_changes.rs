@@ -4,7 +4,7 @@
 
 use anyhow::{anyhow, bail};
 use vcpufreq_host::HostRoot;
-use vcpufreq_host::undo::{KernelHost, Vcpus};
+use vcpufreq_host::undo::{JournalEntry, KernelHost, Vcpus};
 
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
@@ -36,11 +36,8 @@ impl HostChanges {
             Ok(()) => Ok(Self { guardian }),
             Err(error) => {
                 // Nothing but raised groups is there yet. The first failure is the one to tell.
-                let only = VmmRecord {
-                    groups: None,
-                    rt: None,
-                    ..record
-                };
+                let mut only = record;
+                only.entries.retain(JournalEntry::is_of_others);
                 let left = Cleaner::new(&host).end(&dir, &only, &mut Cleaned::default());
                 left.iter().for_each(|why| report(why));
                 guardian.dismiss();
@@ -105,10 +102,10 @@ fn write_alone(dir: &StateDir, host: &HostRoot, record: &mut VmmRecord) -> anyho
     dir.write(record)?;
     // After the record: of two that start at once, one sees the other.
     check_free(dir, host, record)?;
-    let Some(rt) = &mut record.rt else {
+    if record.real_time.is_empty() {
         return Ok(());
-    };
-    rt.look_again(host)?;
+    }
+    record.look_again(&KernelHost::from(host))?;
     dir.write(record)
 }
 
@@ -141,19 +138,9 @@ mod tests {
     //! Promise: a pCPU has one real-time guest.
     use vcpufreq_host::fakes::FakeHost;
 
-    use vcpufreq_host::undo::RtHostChanges;
-
     use super::*;
     use crate::lifecycle::record::owner_of;
     use crate::lifecycle::state::ROOT_DIR;
-
-    fn changes(cpus: &[u32]) -> RtHostChanges {
-        RtHostChanges {
-            cpus: cpus.to_vec(),
-            idle: Vec::new(),
-            partition: None,
-        }
-    }
 
     /// Records of processes, in a directory and in procfs.
     struct Scene {
@@ -175,7 +162,7 @@ mod tests {
             let stat = format!("{pid} (vcpufreq) S {}4000", "1 ".repeat(18));
             self.host.write(&format!("proc/{pid}/stat"), stat);
             VmmRecord {
-                rt: (!rt.is_empty()).then(|| changes(rt)),
+                real_time: rt.to_vec(),
                 pinned: [rt, pinned].concat(),
                 ..VmmRecord::new(owner_of(&self.host.root(), pid).unwrap())
             }

@@ -5,7 +5,7 @@
 use std::{io, path::Path, time::Duration};
 
 use anyhow::{Context, anyhow};
-use vcpufreq_host::undo::{KernelHost, LockedFile, OwnerStatus};
+use vcpufreq_host::undo::{JournalEntry, KernelHost, LockedFile, OwnerStatus};
 use vcpufreq_host::{HostRoot, RaisedGroups};
 
 use super::record::{VmmRecord, known};
@@ -19,20 +19,13 @@ const PATIENCE: Duration = patience(10);
 const SILENCE: Duration = Duration::from_secs(1);
 
 impl VmmRecord {
-    /// The groups that are raised for its VM.
-    pub fn raises(&self) -> RaisedGroups {
-        let groups = self.groups.as_ref().filter(|groups| groups.raised_min);
-        let own = groups.map(|groups| RaisedGroups::one(groups.origin.clone(), "0"));
-        let mut all = self.raised.clone();
-        all.add(&own.unwrap_or_default());
-        all
-    }
-
     /// The groups that its VM clamps, or those around them.
     fn clamped(&self) -> impl Iterator<Item = &Path> {
-        let groups = self.groups.iter().map(|groups| &*groups.group);
-        let adopted = self.adopted.iter().flat_map(|adopted| adopted.of_vcpus());
-        groups.chain(adopted)
+        self.entries.iter().flat_map(|entry| match entry {
+            JournalEntry::Groups(groups) => vec![&*groups.group],
+            JournalEntry::Cgroup(adopted) => adopted.of_vcpus().collect(),
+            _ => Vec::new(),
+        })
     }
 
     /// Raises what caps its groups, and notes what others have raised for theirs. It is in `dir`
@@ -52,13 +45,17 @@ impl VmmRecord {
         for other in dir.raised_by_others(host, self, OwnerStatus::Stale)? {
             raised.join(&other, self.clamped());
         }
-        if let Some(adopted) = &self.adopted {
+        if let Some(adopted) = self.adopted() {
             let capped = adopted.capped();
             raised.add(&capped.context("the cgroups that the vCPUs have can't be clamped")?);
         }
-        self.raised = raised;
+        self.entries
+            .retain(|entry| !matches!(entry, JournalEntry::Raised(_)));
+        if raised.paths().next().is_some() {
+            self.entries.push(JournalEntry::Raised(raised.clone()));
+        }
         dir.write(self)?;
-        let done = self.raised.raise();
+        let done = raised.raise();
         done.context("what caps the vCPUs' cgroups can't be raised")
     }
 }
@@ -173,7 +170,11 @@ mod tests {
             let threads = [Tid::new(pid.try_into().unwrap())];
             let adopted = AdoptedGroups::find(&self.host.root(), pid, &threads);
             self.begin(VmmRecord {
-                adopted: adopted.unwrap(),
+                entries: adopted
+                    .unwrap()
+                    .map(JournalEntry::Cgroup)
+                    .into_iter()
+                    .collect(),
                 ..self.record(pid)
             })
         }
@@ -255,14 +256,14 @@ mod tests {
     fn a_run_beside_a_server_shares_the_slice() {
         let scene = Scene::new();
         let run = |pid, origin: &str, raised_min| {
-            let groups = GroupRecord {
+            let groups = JournalEntry::Groups(GroupRecord {
                 group: scene.host.root().path(format!("{SLICE}/vcpufreq.{pid}")),
                 origin: scene.host.root().path(origin),
                 enabled_cpu: false,
                 raised_min,
-            };
+            });
             scene.begin(VmmRecord {
-                groups: Some(groups),
+                entries: vec![groups],
                 ..scene.record(pid)
             })
         };

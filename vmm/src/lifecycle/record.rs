@@ -3,22 +3,26 @@
 //! the one that wrote it: same boot, same start time, one of its threads lives. Otherwise it is stale.
 //! After another boot nothing is left but the record itself.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
-use vcpufreq_host::undo::{GuestCpus, InPartition, KernelHost, RtHostChanges, Untrusted};
+use serde_json::{Map, Value};
+use vcpufreq_host::undo::{GuestCpus, JournalEntry, JournalScope, KernelHost, ReadHost, Untrusted};
 pub use vcpufreq_host::undo::{Owner, OwnerStatus};
-use vcpufreq_host::{
-    AdoptedGroups, GROUP_PREFIX, GroupRecord, HostRoot, RaisedGroups, SavedThread,
-};
-
-use super::record_names::name_of;
+use vcpufreq_host::{AdoptedGroups, HostRoot, RaisedGroups};
 
 /// The fields of [`VmmRecord`].
-const FIELDS: [&str; 7] = [
-    "owner", "groups", "rt", "pinned", "threads", "adopted", "raised",
-];
+const FIELDS: [&str; 4] = ["owner", "real_time", "pinned", ENTRIES];
+const ENTRIES: &str = "entries";
+/// The files that a record may name: the bounds of wake-up latencies.
+const SCOPE: JournalScope = JournalScope {
+    files: &[],
+    inside: &["/sys/devices/system/cpu/cpu*/power/pm_qos_resume_latency_us"],
+    shown_in: &[],
+    dirs: &[],
+    threads: &[],
+};
 
 /// What a VMM is about to make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,23 +30,15 @@ const FIELDS: [&str; 7] = [
 pub struct VmmRecord {
     /// Whose it is.
     pub owner: Owner,
-    /// Its cgroups, if it makes any.
-    pub groups: Option<GroupRecord>,
-    /// What it changes for real-time vCPUs, if it has any.
+    /// The pCPUs of its real-time vCPUs.
     #[serde(default)]
-    pub rt: Option<RtHostChanges>,
+    pub real_time: Vec<u32>,
     /// The pCPUs that its vCPUs are pinned to, real-time or not.
     #[serde(default)]
     pub pinned: Vec<u32>,
-    /// The threads of another program's VM that it clamps.
+    /// What it changes.
     #[serde(default)]
-    pub threads: Vec<SavedThread>,
-    /// The cgroups of that VM that it clamps.
-    #[serde(default)]
-    pub adopted: Option<AdoptedGroups>,
-    /// Groups above those of its VM that are raised, and what they had before the first VM.
-    #[serde(default)]
-    pub raised: RaisedGroups,
+    pub entries: Vec<JournalEntry>,
 }
 
 impl VmmRecord {
@@ -50,58 +46,56 @@ impl VmmRecord {
     pub fn new(owner: Owner) -> Self {
         Self {
             owner,
-            groups: None,
-            rt: None,
+            real_time: Vec::new(),
             pinned: Vec::new(),
-            threads: Vec::new(),
-            adopted: None,
-            raised: RaisedGroups::default(),
+            entries: Vec::new(),
         }
     }
 
     /// The pCPUs of its vCPUs.
     pub fn cpus(&self) -> GuestCpus {
-        let rt = self.rt.iter().flat_map(|rt| &rt.cpus);
         GuestCpus {
             owner: self.owner.clone(),
-            real_time: rt.copied().collect(),
+            real_time: self.real_time.iter().copied().collect(),
             pinned: self.pinned.iter().copied().collect(),
         }
     }
 
-    /// A path in it that isn't one of the groups that process makes, comes from, or is put into.
-    pub fn foreign(&self) -> Option<&Path> {
-        let own = format!("{}{}", GROUP_PREFIX, self.owner.pid);
-        let is_plain = |path: &Path| {
-            let mut parts = path.components();
-            path.is_absolute()
-                && parts.all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
-        };
-        let is_own = |path: &Path| name_of(path) == own;
-        let is_partition = |path: &Path| name_of(path).starts_with("vcpufreq-rt.");
-        let groups = self.groups.as_ref();
-        let own = groups
-            .map(|groups| &*groups.group)
-            .filter(|path| !is_own(path));
-        let top = self.partition().map(|partition| &*partition.top);
-        let top = top.filter(|path| !is_partition(path));
-        let mut paths = self.paths();
-        own.or(top).or_else(|| paths.find(|path| !is_plain(path)))
+    /// An entry in it that isn't a change which its process makes.
+    pub fn foreign(&self) -> Option<&JournalEntry> {
+        let mut entries = self.entries.iter();
+        entries.find(|entry| !entry.is_ours(self.owner.pid, &SCOPE))
     }
 
-    fn partition(&self) -> Option<&InPartition> {
-        self.rt.as_ref()?.partition.as_ref()
+    /// The groups of another program that are clamped.
+    pub fn adopted(&self) -> Option<&AdoptedGroups> {
+        self.entries.iter().find_map(|entry| match entry {
+            JournalEntry::Cgroup(adopted) => Some(adopted),
+            _ => None,
+        })
     }
 
-    /// The cgroups that it names.
-    pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        let groups = self.groups.iter().flat_map(|g| [&*g.group, &*g.origin]);
-        let partition = self.partition().into_iter();
-        let adopted = self.adopted.iter().flat_map(AdoptedGroups::of_vcpus);
-        groups
-            .chain(partition.flat_map(|p| [&*p.top, &*p.origin]))
-            .chain(adopted)
-            .chain(self.raised.paths())
+    /// The groups that are raised for its VM.
+    pub fn raises(&self) -> RaisedGroups {
+        let mut all = RaisedGroups::default();
+        // The last first: what others have raised has the value from before the first of them.
+        let entries = self.entries.iter().rev();
+        entries.for_each(|entry| all.add(&entry.raises()));
+        all
+    }
+
+    /// Takes the values now for the old ones.
+    ///
+    /// # Errors
+    /// Which file can't be read.
+    pub fn look_again(&mut self, look: &dyn ReadHost) -> anyhow::Result<()> {
+        for entry in &mut self.entries {
+            if let JournalEntry::File(value) = entry {
+                let looked = value.look_again(look);
+                looked.map_err(|_| anyhow!("{} can't be read; see why", value.target.name()))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -126,13 +120,13 @@ pub enum NoRecord {
     /// It names what no VMM makes.
     #[error(
         "{} names {}, which no VMM makes; look at what made it, then remove it",
-        record.display(), what.display()
+        record.display(), what
     )]
     Foreign {
         /// The record.
         record: PathBuf,
         /// What it names.
-        what: PathBuf,
+        what: String,
     },
     /// It has more than this version knows.
     #[error("it is another version's: {why}")]
@@ -164,8 +158,11 @@ pub fn parse(text: &str) -> serde_json::Result<(VmmRecord, Option<String>)> {
         Ok(record) => return Ok((record, None)),
         Err(why) => why,
     };
-    let mut fields: serde_json::Map<_, _> = serde_json::from_str(text)?;
+    let mut fields: Map<_, _> = serde_json::from_str(text)?;
     fields.retain(|name, _| FIELDS.contains(&&**name));
+    if let Some(Value::Array(entries)) = fields.get_mut(ENTRIES) {
+        entries.retain(|entry| JournalEntry::deserialize(entry).is_ok());
+    }
     let known = serde_json::from_value(fields.into());
     known.map(|known| (known, Some(why.to_string())))
 }

@@ -186,7 +186,7 @@ pub fn read(path: &Path) -> Result<VmmRecord, NoRecord> {
     if let Some(what) = record.foreign() {
         return Err(NoRecord::Foreign {
             record: path.to_owned(),
-            what: what.to_owned(),
+            what: what.name(),
         });
     }
     match more {

@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use vcpufreq_host::fakes::FakeHost;
-use vcpufreq_host::undo::KernelHost;
+use vcpufreq_host::undo::{JournalEntry, KernelHost};
 use vcpufreq_host::{GroupRecord, HostRoot};
 
 use super::*;
@@ -28,14 +28,18 @@ fn host_with((state, threads): (&str, u32), ticks: u64) -> FakeHost {
     host
 }
 
+fn groups(group: &str) -> JournalEntry {
+    JournalEntry::Groups(GroupRecord {
+        group: group.into(),
+        origin: "/sys/fs/cgroup/init".into(),
+        enabled_cpu: true,
+        raised_min: false,
+    })
+}
+
 fn record(pid: u32) -> VmmRecord {
     VmmRecord {
-        groups: Some(GroupRecord {
-            group: format!("/sys/fs/cgroup/vcpufreq.{pid}").into(),
-            origin: "/sys/fs/cgroup/init".into(),
-            enabled_cpu: true,
-            raised_min: false,
-        }),
+        entries: vec![groups(&format!("/sys/fs/cgroup/vcpufreq.{pid}"))],
         ..VmmRecord::new(Owner {
             pid,
             start_ticks: 4000,
@@ -155,7 +159,7 @@ fn a_record_that_names_what_is_not_its_own_is_none() {
         "/",
     ] {
         let mut stolen = record(7);
-        stolen.groups.as_mut().unwrap().group = group.into();
+        stolen.entries = vec![groups(group)];
         assert!(write(&stolen, 7).is_err(), "{group}");
     }
 }

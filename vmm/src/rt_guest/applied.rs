@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use vcpufreq_host::HostRoot;
-use vcpufreq_rt::{PartitionGuest, Record};
+use vcpufreq_rt::PartitionGuest;
+pub use vcpufreq_rt::{InForce, Record};
 
 use crate::config::VcpuConfig;
 

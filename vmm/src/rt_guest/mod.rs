@@ -18,12 +18,11 @@ use std::{fs, io, path::PathBuf, process};
 use anyhow::{Context, bail};
 use nix::sys::mman::{MlockAllFlags, mlockall};
 use vcpufreq_device::{DomainId, Util, VcpuId};
-use vcpufreq_host::undo::{IdleBound, InPartition, RtHostChanges, bound_file};
+use vcpufreq_host::undo::{Format, JournalEntry, KernelHost, OldValue, Target};
 use vcpufreq_host::{
     ActuatorChoice, ActuatorKind, CgroupError, Chosen, CpuList, HostActuator, HostRoot, KernelTree,
     PartitionGroups, Tid, pin, proc_field,
 };
-use vcpufreq_rt::Record;
 
 use crate::{
     config::{RtWish, rt_pcpus},
@@ -31,6 +30,7 @@ use crate::{
     options::rt_values::{ResumeLatency, RtPolicy},
 };
 use applied::{AppliedFor, check_others};
+pub use applied::{InForce, Record};
 
 /// The real-time side of one guest on this host.
 #[derive(Debug)]
@@ -226,25 +226,24 @@ impl RtGuest {
     }
 
     /// What [`Self::begin`] will change.
-    pub fn changes(&self, host: &HostRoot) -> Option<RtHostChanges> {
-        if self.cpus.is_empty() {
-            return None;
-        }
+    pub fn changes(&self, host: &HostRoot) -> Vec<JournalEntry> {
+        let look = KernelHost::from(host);
         let bounds = self.cpus.iter().filter(|_| self.resume_latency.is_some());
-        let idle = bounds.filter_map(|cpu| {
-            let old = fs::read_to_string(bound_file(host, *cpu)).ok()?;
-            let old = old.trim().to_owned();
-            Some(IdleBound { cpu: *cpu, old })
+        let bounds = bounds.filter_map(|cpu| {
+            // It goes with its CPU.
+            let target = Target::Inside {
+                path: bound_file(*cpu),
+                format: Format::Text,
+                or_at: None,
+            };
+            Some(JournalEntry::File(OldValue {
+                old: target.now(&look).ok()?,
+                target,
+                only_if: None,
+            }))
         });
-        Some(RtHostChanges {
-            cpus: self.cpus.clone(),
-            idle: idle.collect(),
-            partition: self.partition.as_ref().map(|groups| InPartition {
-                top: groups.top.clone(),
-                origin: groups.origin.clone(),
-                process: Some(groups.process).filter(|vmm| *vmm != groups.pid),
-            }),
-        })
+        let partition = self.partition.clone().map(JournalEntry::Partition);
+        partition.into_iter().chain(bounds).collect()
     }
 
     /// Changes the host; the record of that is written.
@@ -265,7 +264,7 @@ impl RtGuest {
         }
         if let Some(bound) = self.resume_latency {
             for cpu in &self.cpus {
-                let path = bound_file(host, *cpu);
+                let path = host.path(bound_file(*cpu));
                 fs::write(&path, bound.to_string()).with_context(|| {
                     format!(
                         "can't bound the wake-up latency in {}; run as root",
@@ -341,6 +340,11 @@ impl RtGuest {
             None => Ok(()),
         }
     }
+}
+
+/// The file of a pCPU's latency bound: µs, or `n/a` for none.
+fn bound_file(cpu: u32) -> String {
+    format!("/sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us")
 }
 
 #[cfg(test)]

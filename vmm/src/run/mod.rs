@@ -18,9 +18,8 @@ use anyhow::{Context, bail};
 use vcpufreq_bridge::{BridgeDevice, EventStats, Totals};
 use vcpufreq_device::{Device, DeviceConfig};
 use vcpufreq_dt::RegionKind;
-use vcpufreq_host::undo::KernelHost;
+use vcpufreq_host::undo::{JournalEntry, KernelHost};
 use vcpufreq_host::{ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree};
-use vcpufreq_rt::InForce;
 
 use self::{bridge::GuestBridge, hooks::GuestHooks, offer::HostOffer, summary::summary};
 use crate::{
@@ -34,7 +33,7 @@ use crate::{
     },
     message::warn,
     options::RunArgs,
-    rt_guest::RtGuest,
+    rt_guest::{InForce, RtGuest},
     sandbox::{Confined, Limits, Sandbox},
     session::observe,
     sys,
@@ -85,10 +84,11 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
     let groups = offer.as_ref().and_then(HostOffer::groups);
     let groups = groups.filter(|_| rt.partition().is_none());
     rt.leave_cpus(&host)?;
+    let groups = groups.map(JournalEntry::Groups);
     let record = VmmRecord {
-        groups,
-        rt: rt.changes(&host),
+        real_time: rt.cpus().iter().collect(),
         pinned: config.pinned(),
+        entries: groups.into_iter().chain(rt.changes(&host)).collect(),
         ..VmmRecord::new(owner_of(&host, std::process::id())?)
     };
     let sandbox = Sandbox::by(config.options.sandbox, warn)?.map(Arc::new);

@@ -18,7 +18,8 @@ use nix::unistd::{Pid, geteuid};
 
 use lock::Lock;
 use vcpufreq_host_bpf::PINS;
-use vcpufreq_rt::cli::print;
+
+use crate::message::print;
 
 /// How long `stop` waits: the kernel takes a tenth of a second.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);

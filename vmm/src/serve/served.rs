@@ -7,7 +7,6 @@ use anyhow::Context;
 use vcpufreq_device::Util;
 use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{ActuatorChoice, HostCpus, HostRoot};
-use vcpufreq_rt::InForce;
 
 use crate::{
     config::{
@@ -17,7 +16,7 @@ use crate::{
     events,
     message::warn,
     options::{serve::ServedArgs, values::largest},
-    rt_guest::RtGuest,
+    rt_guest::{InForce, RtGuest},
     sandbox::Sandbox,
     sys,
 };

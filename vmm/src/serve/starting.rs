@@ -6,12 +6,11 @@ use std::{cell::Cell, os::fd::AsRawFd, time::Duration};
 
 use anyhow::{Context, bail};
 use vcpufreq_device::VcpuId;
-use vcpufreq_host::undo::KernelHost;
+use vcpufreq_host::undo::{JournalEntry, KernelHost};
 use vcpufreq_host::{
     ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, SavedThread, Tid,
     affinity_of,
 };
-use vcpufreq_rt::{InForce, Record};
 
 use super::{
     Served, ServedVmm, SharedWithVmm,
@@ -31,7 +30,7 @@ use crate::{
     },
     message::warn,
     patience::patience,
-    rt_guest::RtGuest,
+    rt_guest::{InForce, Record, RtGuest},
 };
 
 /// How long a VMM may take to take what it is sent.
@@ -208,20 +207,20 @@ impl Starting<'_> {
 
     fn record(&self, found: &FoundVm) -> anyhow::Result<VmmRecord> {
         let (served, chosen) = (self.served, &found.chosen);
-        let groups = match &chosen.kind {
-            ActuatorKind::Cgroup(place) => Some(place.record(std::process::id())),
+        let clamped = match &chosen.kind {
+            ActuatorKind::Cgroup(place) => {
+                Some(JournalEntry::Groups(place.record(std::process::id())))
+            }
+            ActuatorKind::Adopted(groups) => Some(JournalEntry::Cgroup(groups.clone())),
             _ => None,
         };
+        let threads = found.borrowed.iter().cloned().map(JournalEntry::Thread);
+        let changes = clamped.into_iter().chain(found.rt.changes(&served.host));
         let pinned = served.vcpus.iter().flat_map(|vcpu| vcpu.pin.clone());
         Ok(VmmRecord {
-            groups,
+            real_time: found.rt.cpus().iter().collect(),
             pinned: pinned.collect(),
-            rt: found.rt.changes(&served.host),
-            threads: found.borrowed.clone(),
-            adopted: match &chosen.kind {
-                ActuatorKind::Adopted(groups) => Some(groups.clone()),
-                _ => None,
-            },
+            entries: changes.chain(threads).collect(),
             ..VmmRecord::new(owner_of(&served.host, std::process::id())?)
         })
     }

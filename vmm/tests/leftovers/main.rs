@@ -39,7 +39,6 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 use vcpufreq::lifecycle::record::{Owner, VmmRecord, owner_of};
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
-use vcpufreq_host::undo::RtHostChanges;
 use vcpufreq_host::{HostRoot, stat_field};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
@@ -304,11 +303,7 @@ fn a_vmm_without_its_main_thread_keeps_what_it_has() {
     let stat = fs::read_to_string(format!("/proc/{}/stat", vmm.id())).unwrap();
     let own = owner_of(&HostRoot::default(), std::process::id()).unwrap();
     let record = VmmRecord {
-        rt: Some(RtHostChanges {
-            cpus: vec![1],
-            idle: Vec::new(),
-            partition: None,
-        }),
+        real_time: vec![1],
         ..VmmRecord::new(Owner {
             pid: vmm.id(),
             start_ticks: stat_field(&stat, 22).unwrap().parse().unwrap(),

@@ -17,6 +17,7 @@ use nix::unistd::pipe2;
 use tempfile::TempDir;
 use vcpufreq::lifecycle::record::{VmmRecord, owner_of};
 use vcpufreq::lifecycle::state::StateDir;
+use vcpufreq_host::undo::JournalEntry;
 use vcpufreq_host::{GroupRecord, HostRoot};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
@@ -74,14 +75,14 @@ impl Vmm {
             .expect("sleep starts");
         let owner = owner_of(&HostRoot::default(), child.id()).expect("it is in procfs");
         let group = cgroups.join(format!("vcpufreq.{}", child.id()));
-        let groups = Some(GroupRecord {
+        let groups = JournalEntry::Groups(GroupRecord {
             group: group.clone(),
             origin: cgroups.to_owned(),
             enabled_cpu: false,
             raised_min: false,
         });
         let record = VmmRecord {
-            groups,
+            entries: vec![groups],
             ..VmmRecord::new(owner)
         };
         Self {

@@ -62,7 +62,7 @@ struct RunningExec {
 impl RunningExec {
     fn start(dir: &TempDir, script: &str) -> Self {
         let file = dir.path().join(SWAPPINESS);
-        let script = format!("cat {}; {script}", file.display());
+        let script = format!("echo $(cat {}); {script}", file.display());
         let mut child = exec(dir.path(), &["sh", "-c", &script])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

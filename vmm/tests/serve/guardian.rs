@@ -19,6 +19,7 @@ use nix::{
 use vcpufreq::lifecycle::record::VmmRecord;
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
 use vcpufreq_host::GroupRecord;
+use vcpufreq_host::undo::JournalEntry;
 
 use super::{left, server::Server, skipped, socket, vmm::Vmm, wait_until};
 
@@ -74,14 +75,14 @@ fn group_in_use(server: u32) -> Option<(PathBuf, std::process::Child)> {
     let dir = StateDir::at(ROOT_DIR);
     let record = fs::read_to_string(dir.record_path(server)).unwrap();
     let record: VmmRecord = serde_json::from_str(&record).unwrap();
-    let groups = GroupRecord {
+    let groups = JournalEntry::Groups(GroupRecord {
         group,
         origin: mount.to_owned(),
         enabled_cpu: false,
         raised_min: false,
-    };
-    let groups = Some(groups);
-    dir.write(&VmmRecord { groups, ..record }).unwrap();
+    });
+    let entries = vec![groups];
+    dir.write(&VmmRecord { entries, ..record }).unwrap();
     Some((inner, process))
 }
 

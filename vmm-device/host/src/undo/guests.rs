@@ -91,14 +91,9 @@ impl GuestCpus {
 struct VmmRtCpus {
     owner: Owner,
     #[serde(default)]
-    rt: Option<RealTimeCpus>,
+    real_time: Vec<u32>,
     #[serde(default)]
     pinned: Vec<u32>,
-}
-
-#[derive(Deserialize)]
-struct RealTimeCpus {
-    cpus: Vec<u32>,
 }
 
 /// Whether these CPUs have no such vCPU of a guest of ours.
@@ -138,7 +133,12 @@ fn check_one(
         Ok(None) => return Ok(()),
         Err(why) => return Err(untrusted(&why)),
     };
-    let Ok(VmmRtCpus { owner, rt, pinned }) = serde_json::from_str(&text) else {
+    let Ok(VmmRtCpus {
+        owner,
+        real_time,
+        pinned,
+    }) = serde_json::from_str(&text)
+    else {
         // Without a process it is no guest's.
         return match look.read(&format!("/proc/{pid}/stat")) {
             Ok(_) => Err(InTheWay(format!(
@@ -149,7 +149,7 @@ fn check_one(
     };
     let guest = GuestCpus {
         owner,
-        real_time: rt.into_iter().flat_map(|rt| rt.cpus).collect(),
+        real_time: real_time.into_iter().collect(),
         pinned: pinned.into_iter().collect(),
     };
     guest.check_off(look, cpus, whose)

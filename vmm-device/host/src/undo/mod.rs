@@ -3,13 +3,14 @@
 //! undone by that record in any process, after kill -9 too.
 //!
 //! A program has a [`Journal`], a folder of records that no other user could have written. Each
-//! record tells whose it is: [`Owner`].
+//! record tells whose it is, by its [`Owner`], and lists what is changed: [`JournalEntry`] of a VMM,
+//! [`OldValue`] of others.
 
 #![forbid(unsafe_code)]
 
+mod entry;
 mod guests;
 mod host;
-mod host_changes;
 mod journal;
 mod kernel_host;
 mod old_value;
@@ -20,9 +21,9 @@ mod target;
 mod thread_stat;
 mod value;
 
+pub use entry::{JournalEntry, UndoHost};
 pub use guests::{GuestCpus, InTheWay, VMM_DIR, Vcpus, check_free};
 pub use host::{ReadHost, Reading, Unread, WriteHost};
-pub use host_changes::{IdleBound, InPartition, RtHostChanges, bound_file, remove_within};
 pub use journal::{Journal, LockedFile, unfinished};
 pub use kernel_host::KernelHost;
 pub use old_value::{OldValue, ValueNow};

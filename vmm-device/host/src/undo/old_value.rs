@@ -44,6 +44,15 @@ pub enum ValueNow {
 }
 
 impl OldValue {
+    /// Takes the value now for the old one.
+    ///
+    /// # Errors
+    /// As [`Target::now`].
+    pub fn look_again(&mut self, look: &dyn ReadHost) -> Result<(), Unread> {
+        self.old = self.target.now(look)?;
+        Ok(())
+    }
+
     /// How the value stands now.
     ///
     /// # Errors
@@ -146,6 +155,18 @@ mod tests {
         let undone = |path| value(path, None).undo(&host, Duration::ZERO);
         assert_eq!(undone("/sys/bound"), Ok(ValueNow::Old));
         assert_eq!(undone("/sys/none"), Ok(ValueNow::Gone));
+    }
+
+    #[test]
+    fn a_value_is_what_it_was_when_nobody_else_was_there() {
+        let fake = FakeHost::empty();
+        let host = KernelHost::from(&fake.root());
+        fake.write("sys/bound", "50\n");
+        let mut value = value("/sys/bound", None);
+        value.look_again(&host).unwrap();
+        assert_eq!(value.old, "50");
+        fake.remove("sys/bound");
+        assert!(value.look_again(&host).is_err());
     }
 
     #[test]

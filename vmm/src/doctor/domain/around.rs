@@ -7,11 +7,11 @@ use std::path::Path;
 use clap::{Args, Command, FromArgMatches};
 use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{CpuList, HostCpus, HostRoot};
-use vcpufreq_rt::Record;
 
 use crate::{
     message::{chain, usage},
     options::{file, serve::ServeArgs},
+    rt_guest::Record,
 };
 
 /// What the hook of libvirt applies for real-time domains.

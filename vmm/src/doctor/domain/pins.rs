@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 
 use vcpufreq_host::CpuList;
-use vcpufreq_rt::Record;
 
 use super::{around::HOST_FILE, checked::CheckedDomain};
 use crate::doctor::DoctorFinding;
+use crate::rt_guest::Record;
 
 const PIN: &str = "vcpupin";
 
