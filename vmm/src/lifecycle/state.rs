@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
-use vcpufreq_host::undo::{Journal, LockedFile, OwnDir, Untrusted, check_socket, unfinished};
+use vcpufreq_host::undo::{Journal, LockedFile, Untrusted, check_socket, unfinished};
 
 use super::record::{NoRecord, VmmRecord, parse};
 use super::record_names::{is_unfinished, name_of, pid_of, socket_of, tune_socket_of};
@@ -67,12 +67,10 @@ impl StateDir {
     /// record is.
     ///
     /// # Errors
-    /// As [`OwnDir::make`], [`OwnDir::remove`] and [`OwnDir::create`].
+    /// As [`Journal::write`].
     pub fn tree_file(&self, pid: u32) -> anyhow::Result<PathBuf> {
-        let dir = OwnDir::make(self.path())?;
         let name = format!("{pid}.dtb.new");
-        dir.remove(&name)?;
-        dir.create(&name)?;
+        self.0.write(&name, "")?;
         Ok(self.path().join(name))
     }
 
@@ -135,7 +133,7 @@ impl StateDir {
     /// The socket of the VMM `pid`, if root or this user made it.
     ///
     /// # Errors
-    /// As [`OwnDir::open`] and [`check_socket`]; a socket that isn't
+    /// As [`Journal::names`] and [`check_socket`]; a socket that isn't
     /// there is no error.
     pub fn socket(&self, pid: u32) -> Result<PathBuf, Untrusted> {
         self.checked(self.socket_path(pid))
@@ -150,9 +148,8 @@ impl StateDir {
     }
 
     fn checked(&self, path: PathBuf) -> Result<PathBuf, Untrusted> {
-        if OwnDir::open(self.path())?.is_none() {
-            return Ok(path);
-        }
+        // Others could have made what is in it.
+        self.0.names()?;
         match check_socket(&path) {
             // Connecting reports it.
             Err(why) if why.is_missing() => Ok(path),

@@ -27,7 +27,7 @@ pub use host::{ReadHost, Reading, Unread, WriteHost};
 pub use journal::{Journal, LockedFile, unfinished};
 pub use kernel_host::KernelHost;
 pub use old_value::{OldValue, ValueNow};
-pub use own_dir::{OwnDir, Untrusted, check_socket, is_trusted};
+pub use own_dir::{Untrusted, check_socket, is_trusted};
 pub use owner::{BOOT_ID, Owner, OwnerStatus};
 pub use scope::JournalScope;
 pub use target::{ABSENT, THERE, Target};

@@ -162,7 +162,7 @@ fn check(path: &Path, file: &File) -> Result<(), Untrusted> {
 
 /// An open directory that was found to be trusted.
 #[derive(Debug)]
-pub struct OwnDir {
+pub(super) struct OwnDir {
     dir: File,
     path: PathBuf,
 }
@@ -175,11 +175,7 @@ impl AsFd for OwnDir {
 
 impl OwnDir {
     /// The directory at `path`, if there is one.
-    ///
-    /// # Errors
-    /// [`Untrusted::Kind`], [`Untrusted::Owner`] or [`Untrusted::Mode`] when it isn't trusted;
-    /// [`Untrusted::Io`] when it can't be opened, such as `EACCES` or `EMFILE`.
-    pub fn open(path: &Path) -> Result<Option<Self>, Untrusted> {
+    pub(super) fn open(path: &Path) -> Result<Option<Self>, Untrusted> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
         let opened = File::options()
             .read(true)
@@ -196,11 +192,7 @@ impl OwnDir {
     }
 
     /// The directory at `path`, made for this user alone if there is none.
-    ///
-    /// # Errors
-    /// As [`Self::open`]; [`Untrusted::Io`] when mkdir(2) refuses: `ENOENT` without the directory
-    /// around it, `EACCES`, `ENOSPC`, `EROFS`.
-    pub fn make(path: &Path) -> Result<Self, Untrusted> {
+    pub(super) fn make(path: &Path) -> Result<Self, Untrusted> {
         let failed = |error| Untrusted::io(path, error);
         match std::fs::DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
@@ -209,10 +201,7 @@ impl OwnDir {
     }
 
     /// The names in it that are text.
-    ///
-    /// # Errors
-    /// [`Untrusted::Io`] when it can't be opened for listing or read: `EACCES`, `EMFILE`, `EIO`.
-    pub fn names(&self) -> Result<Vec<String>, Untrusted> {
+    pub(super) fn names(&self) -> Result<Vec<String>, Untrusted> {
         let listed = || -> Result<Vec<String>, Errno> {
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
             let mut names = Vec::new();
@@ -225,11 +214,7 @@ impl OwnDir {
     }
 
     /// The regular file `name`, open for reading, if there is one.
-    ///
-    /// # Errors
-    /// [`Untrusted::Kind`], [`Untrusted::Owner`] or [`Untrusted::Mode`] when it isn't trusted;
-    /// [`Untrusted::Io`] when it can't be opened, such as `EACCES` or `EMFILE`.
-    pub fn file(&self, name: &str) -> Result<Option<File>, Untrusted> {
+    pub(super) fn file(&self, name: &str) -> Result<Option<File>, Untrusted> {
         // Without O_NONBLOCK a pipe would be waited for.
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let opened = openat(self, name, flags, Mode::empty());
@@ -250,11 +235,7 @@ impl OwnDir {
     }
 
     /// The text of the file `name`, if there is one.
-    ///
-    /// # Errors
-    /// As [`Self::file`]; [`Untrusted::Size`] when it has more than 16 MiB, [`Untrusted::Io`] when
-    /// a read fails (`EIO`).
-    pub fn read(&self, name: &str) -> Result<Option<String>, Untrusted> {
+    pub(super) fn read(&self, name: &str) -> Result<Option<String>, Untrusted> {
         let Some(file) = self.file(name)? else {
             return Ok(None);
         };
@@ -268,40 +249,26 @@ impl OwnDir {
         Ok(Some(String::from_utf8_lossy(&text).into_owned()))
     }
 
-    /// A new file `name` for this user alone, open for writing.
-    ///
-    /// # Errors
-    /// `AlreadyExists` when anything has that name, a symbolic link too; as open(2): `EACCES`,
-    /// `ENOENT` when the directory was removed, `EMFILE`, `ENOSPC`, `EROFS`.
-    pub fn create(&self, name: &str) -> io::Result<File> {
+    /// A new file `name` for this user alone, open for writing; `AlreadyExists` when anything has that
+    /// name, a symbolic link too.
+    pub(super) fn create(&self, name: &str) -> io::Result<File> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         Ok(openat(self, name, flags | OFlag::O_NOFOLLOW, mode)?.into())
     }
 
     /// Gives the file `from` the name `to`, in the place of any other.
-    ///
-    /// # Errors
-    /// As rename(2): `ENOENT` when there is no `from`, `EISDIR` when `to` is a directory, `EACCES`,
-    /// `ENOSPC`, `EROFS`. Both names stay as they were.
-    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+    pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(renameat(self, from, self, to)?)
     }
 
-    /// Gives the file `from` the name `to` too, which must be free.
-    ///
-    /// # Errors
-    /// As link(2): `EEXIST` when the name is taken, `ENOENT` when there is no `from`, `EPERM` on a
-    /// file system without hard links, `EACCES`, `ENOSPC`, `EROFS`. Both names stay as they were.
-    pub fn link(&self, from: &str, to: &str) -> io::Result<()> {
+    /// Gives the file `from` the name `to` too, which must be free: else `AlreadyExists`.
+    pub(super) fn link(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(linkat(self, from, self, to, AtFlags::empty())?)
     }
 
     /// Removes the file `name`; one that isn't there is removed.
-    ///
-    /// # Errors
-    /// As unlink(2): `EISDIR` when it is a directory, `EACCES`, `EPERM`, `EROFS`. The file stays.
-    pub fn remove(&self, name: &str) -> io::Result<()> {
+    pub(super) fn remove(&self, name: &str) -> io::Result<()> {
         match unlinkat(self, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
             Err(error) => Err(error.into()),
@@ -309,15 +276,12 @@ impl OwnDir {
     }
 
     /// Has the kernel write the directory itself to disk.
-    ///
-    /// # Errors
-    /// As fsync(2): `EIO`, `ENOSPC`, `EDQUOT`. Names that were changed may be lost with the power.
-    pub fn sync(&self) -> io::Result<()> {
+    pub(super) fn sync(&self) -> io::Result<()> {
         self.dir.sync_all()
     }
 
     /// Removes it if nothing is in it.
-    pub fn leave(self) {
+    pub(super) fn leave(self) {
         // Refused while there are files.
         let _ = std::fs::remove_dir(&self.path);
     }
