@@ -322,7 +322,16 @@ fn command(line: &[&str]) -> Result<Command> {
 
 fn printed(code: Option<i32>) -> Result<Value> {
     let said = sysfs::text("/run/report.err")?;
-    ensure!(code == Some(0), "rt report ended with {code:?}: {said}");
-    let file = File::open(OUTPUT)?;
-    serde_json::from_reader(file).context("what rt report printed")
+    let report = serde_json::from_reader(File::open(OUTPUT)?).context("what rt report printed");
+    // A test that is incomplete has its reason there.
+    let why = report
+        .as_ref()
+        .ok()
+        .and_then(|report: &Value| report["why"].as_str());
+    ensure!(
+        code == Some(0),
+        "rt report ended with {code:?}: {said}{}",
+        why.unwrap_or_default()
+    );
+    report
 }
