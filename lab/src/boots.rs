@@ -436,6 +436,10 @@ const BOOTS: &[Boot] = &[
         )
     },
     boot(Long, 400, "2+2", &["qemu-ram"]),
+    Boot {
+        vmm: GuestVmm::Qemu,
+        ..boot(Long, 80, "2+2", &["tune"])
+    },
     // A guest with the kernel's own driver, and no device.
     Boot {
         vmm: GuestVmm::Qemu,
