@@ -218,7 +218,12 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         path: Some("ram"),
-        ..boot(Long, 70, "2+2", &["no-exit", "opps-exact"])
+        ..boot(
+            Long,
+            270,
+            "2+2",
+            &["no-exit", "opps-exact", "kill", "flood"],
+        )
     },
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {
