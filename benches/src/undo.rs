@@ -320,6 +320,15 @@ fn by_record(
 ) -> Result<(Vec<PathBuf>, Vec<String>)> {
     let path = journal.path().join(name);
     let damaged = || format!("{} is no bench's record", path.display());
+    // Held before it is read: another process may undo it, and change or remove it.
+    let _held = match journal.hold(name, Duration::ZERO) {
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::WouldBlock => return Ok(Default::default()),
+            io::ErrorKind::PermissionDenied => return Err(error).with_context(damaged),
+            _ => return Err(error).with_context(|| format!("holding {}", path.display())),
+        },
+        Ok(held) => held,
+    };
     let Some(record) = journal.read(name).with_context(damaged)? else {
         return Ok(Default::default());
     };
@@ -335,9 +344,6 @@ fn by_record(
         // Others than these it changes by an option of the lab alone.
         OwnerStatus::Stale => record.changes.retain(|of| SCOPE.has(&of.target)),
     }
-    let _held = journal
-        .hold(name, Duration::ZERO)
-        .with_context(|| format!("holding {}", path.display()))?;
     let all = record.changes.clone();
     let mut left = undo(host, &mut record.changes);
     let done = all.iter().filter(|of| !record.changes.contains(of));

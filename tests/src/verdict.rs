@@ -102,11 +102,15 @@ impl LabVerdict {
         self
     }
 
-    /// Adds the checks of each of these parts, and their figures as a list.
+    /// Adds the checks of each of these parts, of which there has to be one, and their figures as a
+    /// list.
     #[must_use]
     pub fn parts(mut self, name: &str, parts: Vec<Self>) -> Self {
         let figures = parts.iter().map(Self::json).collect();
         self.figures.insert(name.to_owned(), figures);
+        if parts.is_empty() {
+            self.checks_of(name, Self::default());
+        }
         for (number, part) in parts.into_iter().enumerate() {
             self.checks_of(&format!("{name}[{number}]"), part);
         }
@@ -133,6 +137,9 @@ impl LabVerdict {
 
     /// The checks that did not hold, each with what was seen.
     pub fn failed(&self) -> Vec<String> {
+        if self.checks.is_empty() {
+            return vec!["it has no check".to_owned()];
+        }
         let failed = self.checks.iter().filter(|one| !one.held);
         let each = failed.map(|one| format!("{}: {}", one.name, one.seen));
         each.collect()
@@ -189,6 +196,9 @@ mod tests {
         assert!(held.held());
         let outer = held.clone().part("part", LabVerdict::default());
         assert_eq!(outer.failed(), ["part: it has a check: none"]);
+        assert_eq!(LabVerdict::default().failed(), ["it has no check"]);
+        let outer = held.clone().parts("rows", Vec::new());
+        assert_eq!(outer.failed(), ["rows: it has a check: none"]);
         assert!(!held.check("two", false, ()).held());
     }
 

@@ -146,7 +146,8 @@ impl<'a> Cleaner<'a> {
         let put = others.iter().map(|entry| entry.put_policy_back(self.host));
         let mut left: Vec<_> = put.filter_map(Result::err).collect();
         // What waits for threads that end comes next: others wait for the lock.
-        self.undo(own.into_iter(), &[], (cleaned, &mut left));
+        // The last first.
+        self.undo(own.into_iter().rev(), &[], (cleaned, &mut left));
         let raised = record.raises();
         let lock = raised.paths().next().is_some().then(|| dir.lock());
         let lock = lock.transpose();

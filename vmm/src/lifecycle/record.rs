@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use vcpufreq_host::undo::{GuestCpus, JournalEntry, JournalScope, KernelHost, ReadHost, Untrusted};
+use vcpufreq_host::undo::{
+    GuestCpus, JournalEntry, JournalScope, KernelHost, ReadHost, Unread, Untrusted,
+};
 pub use vcpufreq_host::undo::{Owner, OwnerStatus};
 use vcpufreq_host::{AdoptedGroups, HostRoot, RaisedGroups};
 
@@ -92,7 +94,14 @@ impl VmmRecord {
         for entry in &mut self.entries {
             if let JournalEntry::File(value) = entry {
                 let looked = value.look_again(look);
-                looked.map_err(|_| anyhow!("{} can't be read; see why", value.target.name()))?;
+                looked.map_err(|why| {
+                    let why = match why {
+                        Unread::Missing => "it isn't there",
+                        Unread::Denied => "run as root",
+                        Unread::Refused => "the kernel refuses that",
+                    };
+                    anyhow!("{} can't be read: {why}", value.target.name())
+                })?;
             }
         }
         Ok(())

@@ -9,14 +9,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{kernel_host::KernelHost, old_value::OldValue, scope::JournalScope};
+use super::{TRY_EVERY, kernel_host::KernelHost, old_value::OldValue, scope::JournalScope};
 use crate::{
     AdoptedGroups, CgroupError, CgroupTree, GROUP_PREFIX, GroupRecord, HostRoot, PartitionGroups,
     RaisedGroups, SavedThread, remove,
 };
-
-/// How often to try to remove a cgroup that a thread is just leaving.
-const TRY_EVERY: Duration = Duration::from_millis(5);
 
 /// A change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,9 +66,11 @@ impl JournalEntry {
             Self::File(value) => value.target.name(),
             Self::Thread(SavedThread { pid, tid, .. }) => format!("thread {tid} of process {pid}"),
             _ => {
+                // Of those that none makes, one; else the first.
                 let cgroups = self.cgroups();
-                let first = cgroups.first().map(|path| path.display().to_string());
-                first.unwrap_or_default()
+                let odd = cgroups.iter().find(|path| !is_plain(path));
+                let named = odd.or(cgroups.first());
+                named.map_or_else(String::new, |path| path.display().to_string())
             }
         }
     }
@@ -80,11 +79,6 @@ impl JournalEntry {
     /// no other. Whether a path is a cgroup's is not looked at.
     #[must_use]
     pub fn is_ours(&self, pid: u32, scope: &JournalScope) -> bool {
-        let is_plain = |path: &&Path| {
-            let mut parts = path.components();
-            path.is_absolute()
-                && parts.all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
-        };
         let named = match self {
             Self::File(value) => scope.has(&value.target),
             Self::Groups(groups) => name_of(&groups.group) == format!("{GROUP_PREFIX}{pid}"),
@@ -93,7 +87,7 @@ impl JournalEntry {
             }
             Self::Thread(_) | Self::Cgroup(_) | Self::Raised(_) => true,
         };
-        named && self.cgroups().iter().all(is_plain)
+        named && self.cgroups().iter().all(|path| is_plain(path))
     }
 
     /// Whether it changes what belongs to other programs and may be shared with other VMs. That is
@@ -128,9 +122,9 @@ impl JournalEntry {
         put.map_err(|error| format!("the policy of {} can't be put back: {error}", self.name()))
     }
 
-    /// Undoes it, but for what [`Self::put_policy_back`] does and what [`Self::raises`] of groups that
-    /// the VM has made: that is undone as an entry of its own. What is undone or gone already is no
-    /// error. The cgroup that was removed.
+    /// Undoes it; returns the cgroup that was removed. It leaves a thread's policy to
+    /// [`Self::put_policy_back`], and what is raised for the VM's own groups to an entry
+    /// [`Self::Raised`]. What is undone or gone already is no error.
     ///
     /// # Errors
     /// What could not be undone, in a line.
@@ -182,6 +176,13 @@ impl UndoHost<'_> {
             }
         }
     }
+}
+
+/// Whether a path is one that a program makes: absolute, without `.` and `..`.
+fn is_plain(path: &Path) -> bool {
+    let mut parts = path.components();
+    path.is_absolute()
+        && parts.all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
 }
 
 /// The last part of a path; nothing of one that isn't text.
@@ -261,5 +262,9 @@ mod tests {
             let text = serde_json::to_string(&entry).unwrap();
             assert_eq!(serde_json::from_str::<JournalEntry>(&text).unwrap(), entry);
         }
+        // What no VMM makes is what a user has to look at.
+        let named = groups("/cg/vcpufreq.7", "/cg/../etc").name();
+        assert_eq!(named, "/cg/../etc");
+        assert_eq!(groups("/cg/vcpufreq.7", "/cg").name(), "/cg/vcpufreq.7");
     }
 }

@@ -19,10 +19,8 @@ use nix::{
     fcntl::{Flock, FlockArg},
 };
 
+use super::TRY_EVERY;
 use super::own_dir::{OwnDir, Untrusted};
-
-/// How often to try a lock. Those that have one wait for killed processes, which takes 1 to 20 ms.
-const TRY_EVERY: Duration = Duration::from_millis(5);
 
 /// A folder of records; it need not be there before the first one is written.
 #[derive(Clone, Debug, PartialEq, Eq)]

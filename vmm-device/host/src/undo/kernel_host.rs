@@ -111,6 +111,7 @@ impl WriteHost for KernelHost {
     fn write(&self, path: &str, value: &str) -> io::Result<()> {
         let mut file = File::options()
             .write(true)
+            // Of a regular file, as tests have them, the old text goes; the kernel's files take no notice.
             .truncate(true)
             .open(self.path(path))?;
         // One call: the kernel takes each as a whole value.

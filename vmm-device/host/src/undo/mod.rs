@@ -2,8 +2,8 @@
 //! Changes of a host that end with the program that made them: on record before they are made, and
 //! undone by that record in any process, after kill -9 too.
 //!
-//! A program has a [`Journal`], a folder of records that no other user could have written. Each
-//! record tells whose it is, by its [`Owner`], and lists what is changed: [`JournalEntry`] of a VMM,
+//! A program has a [`Journal`], a folder of records that no other user could have written. A record
+//! tells whose it is, by its [`Owner`] or by the boot that it is of, and lists what is changed: [`JournalEntry`] of a VMM,
 //! [`OldValue`] of others.
 
 #![forbid(unsafe_code)]
@@ -20,6 +20,10 @@ mod scope;
 mod target;
 mod thread_stat;
 mod value;
+
+/// How often to try what waits for another process: a lock, a folder that is used, or a cgroup that a
+/// thread is just leaving. A killed process takes 1 to 20 ms.
+const TRY_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
 
 pub use entry::{JournalEntry, UndoHost};
 pub use guests::{GuestCpus, InTheWay, VMM_DIR, Vcpus, check_free};

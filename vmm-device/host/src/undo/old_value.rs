@@ -11,12 +11,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    TRY_EVERY,
     host::{ReadHost, Unread, WriteHost},
     target::Target,
 };
-
-/// How often to try to remove a folder that is still used.
-const TRY_EVERY: Duration = Duration::from_millis(5);
 
 /// A value as it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,14 +79,21 @@ impl OldValue {
         }
     }
 
-    /// Brings it back, if it is changed; how it stood before. A folder that is used is tried again for
-    /// as long as `patience`.
+    /// Brings it back, unless it is somebody else's or gone; how it stood before. A folder that is used
+    /// is tried again for as long as `patience`.
     ///
     /// # Errors
     /// As [`Self::now`]; why the kernel refuses the old value.
     pub fn undo(&self, host: &dyn WriteHost, patience: Duration) -> Result<ValueNow, String> {
         let now = self.now(host.as_look())?;
-        if !matches!(now, ValueNow::Changed(_)) {
+        let is_done = match now {
+            // A value that reads as the old one is written, too: cpufreq shows a new limit late
+            // (`refresh_frequency_limits` of a work item), and heat hides one.
+            ValueNow::Old => matches!(self.target, Target::Dir { .. }),
+            ValueNow::Changed(_) => false,
+            ValueNow::Anothers | ValueNow::Gone => true,
+        };
+        if is_done {
             return Ok(now);
         }
         let until = Instant::now() + patience;
@@ -155,6 +160,18 @@ mod tests {
         let undone = |path| value(path, None).undo(&host, Duration::ZERO);
         assert_eq!(undone("/sys/bound"), Ok(ValueNow::Old));
         assert_eq!(undone("/sys/none"), Ok(ValueNow::Gone));
+    }
+
+    #[test]
+    fn a_value_that_reads_as_the_old_one_is_written() {
+        let fake = FakeHost::empty();
+        let host = KernelHost::from(&fake.root());
+        // The same value, and another text.
+        fake.write("sys/bound", "n/a  ");
+        let undone = value("/sys/bound", None).undo(&host, Duration::ZERO);
+        assert_eq!(undone, Ok(ValueNow::Old));
+        let written = std::fs::read_to_string(fake.root().path("sys/bound"));
+        assert_eq!(written.unwrap(), "n/a");
     }
 
     #[test]
