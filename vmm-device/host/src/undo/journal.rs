@@ -159,7 +159,7 @@ impl Journal {
     }
 
     /// Holds the folder itself, against others that do; one that another holds is tried for as long
-    /// as `patience`. Whoever holds it has a record in it: an empty folder may be removed.
+    /// as `patience`. A folder without a record may be removed meanwhile by [`Self::leave`].
     ///
     /// # Errors
     /// `WouldBlock` when another process still holds it then; as open(2), `ENOENT` without the
