@@ -37,6 +37,9 @@ pub struct GuestArgs {
     /// The cgroup in which the VMM makes its own, as --cgroup-parent of vcpufreq run
     #[arg(long, value_name = "DIR")]
     pub cgroup_parent: Option<PathBuf>,
+    /// The QEMU that runs them on a machine that vcpufreq run has no guests for.
+    #[arg(skip)]
+    pub qemu: Option<PathBuf>,
     /// The guest is made of this host's parts.
     #[arg(skip)]
     pub of_host: bool,
@@ -89,9 +92,9 @@ pub struct BenchArgs {
 }
 
 impl GuestArgs {
-    /// Prints what the guests go without.
+    /// Prints what the guests go without. Those of QEMU have one path.
     pub(crate) fn print_note(&self) {
-        if let Some(note) = &self.note {
+        if let Some(note) = self.note.as_ref().filter(|_| self.qemu.is_none()) {
             eprintln!("vcpufreq: {note}");
         }
     }

@@ -40,6 +40,15 @@ const TRIES: u32 = 5;
 /// The guest's driver claims the registers; this lets the load program map them too.
 const CMDLINE: &str = "iomem=relaxed";
 
+/// What a guest can't have on this architecture, above the table.
+const LIMITS: &str = match cfg!(target_arch = "aarch64") {
+    true => "",
+    false => {
+        "On x86-64 not possible: frequency invariance and capacities in the guest, which takes its CPUs \
+         for equal and always at full speed\n"
+    }
+};
+
 /// Options of `demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
@@ -245,7 +254,12 @@ fn request(
     sleep(TICKS);
     let host = most(|| cluster.now_khz())?;
     let clamp = clamp_of(tid);
-    let read = ask(guest, &format!("peek {vcpu} {register:#x}"))?.parse()?;
+    let line = match guest.qemu {
+        // In memory wherever QEMU has put it: the driver knows.
+        true => format!("read {}", policy_file(vcpu, "host_cur_freq")),
+        false => format!("peek {vcpu} {register:#x}"),
+    };
+    let read = ask(guest, &line)?.parse()?;
     ask(guest, "join demo")?;
     Ok(OppRow {
         vcpu,
@@ -292,7 +306,7 @@ fn clamp_of(tid: i32) -> Option<(u32, u32)> {
 fn text(machine: &BenchMachine, kernel: &str, rows: &[OppRow]) -> String {
     let mhz = |khz: u32| khz / 1000;
     let mut text = format!(
-        "\n{}: Linux {}; guest: Linux {kernel}, a busy vCPU on a CPU of each cluster\n\n\
+        "\n{}: Linux {}; guest: Linux {kernel}, a busy vCPU on a CPU of each cluster\n{LIMITS}\n\
          \x20 vCPU  pCPU | guest asks   uclamp of thread   host runs at   guest reads\n\
          \x20            |      [MHz]          [0..1024]          [MHz]         [MHz]\n",
         machine.board, machine.kernel

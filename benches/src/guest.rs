@@ -12,7 +12,7 @@ use vcpufreq_host::SCHED_DEBUG;
 use vcpufreq_load::work::pin_thread;
 
 use crate::args::GuestArgs;
-use crate::load_client::LoadClient;
+use crate::load_client::{LoadClient, QEMU};
 use crate::machine::BenchMachine;
 use crate::piped::{child, threads};
 use crate::variant::{GuestShape, VcpuPins};
@@ -28,6 +28,8 @@ pub struct Guest {
     pub processes: Vec<u32>,
     /// From the start of those to the load program's first line.
     pub first_process_after: Duration,
+    /// Whether it is QEMU's.
+    pub qemu: bool,
 }
 
 impl Guest {
@@ -49,7 +51,7 @@ impl Guest {
         }
         let program = console.pid();
         let qemu = machine.guest.qemu.as_deref();
-        let behind = qemu.and_then(|_| child(program, "qemu-system"));
+        let behind = qemu.and_then(|_| child(program, QEMU));
         let processes = behind.into_iter().chain([program]).collect::<Vec<_>>();
         let threads = threads(behind.unwrap_or(program))?;
         let vcpu = |(number, cpu): (usize, u32)| -> Result<(u32, i32)> {
@@ -82,6 +84,7 @@ impl Guest {
             vcpus,
             processes,
             first_process_after,
+            qemu: qemu.is_some(),
         };
         guest.reserve_as_host();
         if shape.bridge.is_some() {
@@ -205,19 +208,23 @@ fn table(machine: &BenchMachine, vcpu: usize, pcpu: u32) -> Option<String> {
 
 /// QEMU with as many vCPUs as there are pCPUs.
 fn qemu_command(program: &Path, machine: &BenchMachine, cmdline: &str) -> Command {
+    let (kind, console) = match cfg!(target_arch = "aarch64") {
+        true => ("virt,gic-version=3", "ttyAMA0"),
+        false => ("q35", "ttyS0"),
+    };
     let mut command = Command::new(program);
     command
-        .args(["-accel", "kvm", "-machine", "virt,gic-version=3"])
+        .args(["-accel", "kvm", "-machine", kind])
         .args(["-cpu", "host", "-smp", &machine.cpus().len().to_string()])
         .args(["-m", "256", "-nodefaults", "-display", "none"])
         .arg("-kernel")
         .arg(&machine.guest.kernel)
         .arg("-initrd")
         .arg(&machine.guest.initrd)
-        .args(["-append", &format!("console=ttyAMA0 {cmdline}")])
+        .args(["-append", &format!("console={console} {cmdline}")])
         .args(["-serial", "stdio", "-name", "debug-threads=on"])
-        // It is no one's when a failed bench ends.
-        .args(["-run-with", "exit-with-parent=on"]);
+        // A kernel that panics reboots.
+        .arg("-no-reboot");
     command
 }
 

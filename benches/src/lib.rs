@@ -125,7 +125,9 @@ pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> 
         guests.print_note();
     }
     machine.speed_switch.clone_from(&args.speed_switch);
-    machine.guest.qemu.clone_from(&args.qemu);
+    if args.qemu.is_some() {
+        machine.guest.qemu.clone_from(&args.qemu);
+    }
     let mut report = BenchReport::new(&machine, args);
     let _governors = FreqLimits::governors(&machine)?;
     {

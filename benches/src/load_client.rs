@@ -7,14 +7,19 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use vcpufreq_load::answer;
 
-use crate::piped::{Piped, end_with_this_thread};
+use crate::piped::{Piped, child, end_with_this_thread};
 
 /// Any answer, and the boot of a guest: what takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A load program that answers. Dropping it kills it.
+/// How the name of a QEMU behind `vcpufreq qemu` begins.
+pub const QEMU: &str = "qemu-system";
+
+/// A load program that answers. Dropping it kills it, and a QEMU behind it.
 #[derive(Debug)]
 pub struct LoadClient(Piped);
 
@@ -63,6 +68,7 @@ impl LoadClient {
 
     /// Why there is no answer, with the last words of both streams.
     fn broken(&mut self, error: RecvTimeoutError, heard: &str) -> String {
+        self.kill_qemu();
         let words = self.0.last_words().replace('\n', "; ");
         format!("no answer ({error}); its output: {words} {heard}")
     }
@@ -73,5 +79,21 @@ impl LoadClient {
         let (status, said) = self.0.finish(PATIENCE)?;
         ensure!(status.success(), "it ended with {status}: {said}");
         Ok(())
+    }
+
+    /// QEMU outlives a prefix that is killed.
+    fn kill_qemu(&mut self) {
+        let runs = self.0.runs();
+        let qemu = child(self.pid(), QEMU).filter(|_| runs);
+        if let Some(Ok(pid)) = qemu.map(i32::try_from) {
+            // It may have ended.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+impl Drop for LoadClient {
+    fn drop(&mut self) {
+        self.kill_qemu();
     }
 }

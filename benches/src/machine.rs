@@ -232,6 +232,7 @@ fn no_uclamp(uclamp: io::Result<()>) -> Option<String> {
 fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<Cluster> {
     let online = cpus.online();
     let has_profile = root.path(RT_RECORD).exists();
+    missing.extend(chosen_by_cpus(&cpus.policies));
     let mut found = Vec::new();
     for policy in &cpus.policies {
         let own: Vec<u32> = policy.cpus.and(&online).into_iter().collect();
@@ -281,13 +282,23 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
     found
 }
 
+/// The line of a host whose CPUs choose their frequency themselves, as `doctor` has it.
+fn chosen_by_cpus(policies: &[CpufreqPolicy]) -> Option<String> {
+    let mut policies = policies.iter();
+    let (driver, word) = policies.find_map(|one| Some((&one.driver, one.passive_by()?)))?;
+    Some(format!(
+        "the CPU chooses its frequency by {driver}, and no clamp reaches it; boot with {word}, then \
+         choose schedutil"
+    ))
+}
+
 /// Why a policy that has another governor can't have schedutil meanwhile.
 fn stays_without_schedutil(
     policy: &CpufreqPolicy,
     choices: Option<&str>,
     (writable, has_profile): (io::Result<()>, bool),
 ) -> Option<String> {
-    if policy.governor == SCHEDUTIL {
+    if policy.governor == SCHEDUTIL || policy.passive_by().is_some() {
         return None;
     }
     if has_profile {
@@ -344,7 +355,7 @@ fn guest_files(args: &GuestArgs, missing: &mut Vec<String>) -> Option<GuestFiles
     Some(GuestFiles {
         kernel: kernel?,
         initrd: initrd?,
-        qemu: None,
+        qemu: args.qemu.clone(),
     })
 }
 
@@ -463,6 +474,26 @@ mod tests {
             line.contains("policy 2") && line.contains("(permission denied): run as root"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn cpus_that_choose_themselves_are_one_line_with_the_kernels_parameter() {
+        for (driver, word) in [
+            ("intel_pstate", "boot with intel_pstate=passive, "),
+            ("amd-pstate-epp", "boot with amd_pstate=passive, "),
+        ] {
+            let host = server();
+            for cpu in 0..4 {
+                let dir = format!("sys/devices/system/cpu/cpufreq/policy{cpu}");
+                host.write(&format!("{dir}/scaling_driver"), driver);
+                host.write(&format!("{dir}/scaling_governor"), "powersave");
+                let choices = "performance powersave";
+                host.write(&format!("{dir}/scaling_available_governors"), choices);
+            }
+            let (_, missing) = seen(&host);
+            assert_eq!(missing.len(), 1, "{missing:?}");
+            assert!(missing[0].contains(word), "{missing:?}");
+        }
     }
 
     #[test]

@@ -115,6 +115,11 @@ impl Piped {
         Ok(())
     }
 
+    /// Whether it has not ended.
+    pub fn runs(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// What it wrote to stderr by now.
     fn errors(&self) -> String {
         let len = self.errors.metadata().map_or(0, |file| file.len());

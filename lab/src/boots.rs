@@ -457,7 +457,12 @@ const BOOTS: &[Boot] = &[
     Boot {
         arch: X86_64,
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 30, "pc", &["doctor", "uclamp"])
+        ..boot(Long, 70, "pc", &["doctor", "uclamp", "board:demo"])
+    },
+    Boot {
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(Long, 60, "hybrid", &["board:demo"])
     },
     boot(Long, 130, "2+2", &["libvirt"]),
     Boot {

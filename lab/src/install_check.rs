@@ -33,7 +33,7 @@ const UNPACK: &str = "
 ";
 const DOCTOR: &str = "
     code=0; vcpufreq doctor >/tmp/doctor || code=$?; cat /tmp/doctor; [ $code -le 2 ]
-    head -n 1 /tmp/doctor | grep 'x86_64; run, demo, bench .* need arm64.* by qemu and serve'
+    head -n 1 /tmp/doctor | grep 'x86_64; run.s guests need arm64; .* by qemu and serve'
     rm /tmp/doctor
 ";
 

@@ -52,13 +52,14 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Qemu(args) => qemu::qemu(*args),
         Command::Serve(args) => serve::serve(*args),
         Command::Demo(mut args) => {
-            let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest);
+            let _guest = HostGuest::complete(&HostRoot::default(), &mut args.guest, None);
             args.guest.note = path::without_bpf(&args.guest.path, path::offer_bpf());
             vcpufreq_bench::demo(&args, CPUFREQ_BASE)
         }
         Command::Bench(mut args) => {
             let boots = args.guests().is_some();
-            let complete = || HostGuest::complete(&HostRoot::default(), &mut args.guest);
+            let named = args.qemu.as_deref();
+            let complete = || HostGuest::complete(&HostRoot::default(), &mut args.guest, named);
             let _guest = boots.then(complete).flatten();
             args.guest.note = path::without_bpf(&args.guest.path, path::offer_bpf());
             vcpufreq_bench::bench(&args, CPUFREQ_BASE)

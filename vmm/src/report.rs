@@ -31,7 +31,7 @@ pub fn report(args: &mut BenchArgs, root: &HostRoot, facts: &DoctorFacts) -> any
     let findings = doctor::findings(facts);
     let host = host(root, facts.energy_model);
     let private = private(root, args);
-    let _guest = HostGuest::complete(root, &mut args.guest);
+    let _guest = HostGuest::complete(root, &mut args.guest, args.qemu.as_deref());
     let doctor = Findings {
         json: doctor::json(facts, &findings),
         text: doctor::text(&findings),

@@ -46,6 +46,19 @@ pub struct CpufreqPolicy {
     pub opps: Vec<HostOpp>,
 }
 
+impl CpufreqPolicy {
+    /// The kernel's parameter by which a governor chooses the frequency, where the CPU itself does: the
+    /// driver has no governors of cpufreq's then.
+    #[must_use]
+    pub fn passive_by(&self) -> Option<&'static str> {
+        match &*self.driver {
+            "intel_pstate" => Some("intel_pstate=passive"),
+            "amd-pstate-epp" => Some("amd_pstate=passive"),
+            _ => None,
+        }
+    }
+}
+
 /// The CPUs of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostCpus {

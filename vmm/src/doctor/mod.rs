@@ -60,8 +60,8 @@ fn architecture(facts: &DoctorFacts) -> DoctorFinding {
     if arch == "aarch64" {
         return DoctorFinding::good("architecture", arch, "arm64 Linux guests run here");
     }
-    let why = "run, demo, bench and report's guests need arm64; guests of QEMU and libvirt work by \
-               qemu and serve";
+    let why = "run's guests need arm64; those of demo, bench and report are QEMU's here, and guests of \
+               QEMU and libvirt work by qemu and serve";
     DoctorFinding::limit("architecture", arch, why)
         .change("for run use an arm64 host, or the emulated one (make lab-shell)")
 }

@@ -177,15 +177,8 @@ pub(super) const FIRMWARE: Trap = Trap {
     place: "intel_pstate=passive or amd_pstate=passive",
     kernel: "amd_pstate 5.17",
     found: |facts| {
-        let first = facts
-            .cpus
-            .policies
-            .iter()
-            .find(|policy| chooses_itself(policy))?;
-        let word = match first.driver.as_str() {
-            "intel_pstate" => "intel_pstate=passive",
-            _ => "amd_pstate=passive",
-        };
+        let policies = facts.cpus.policies.iter();
+        let word = policies.filter_map(CpufreqPolicy::passive_by).next()?;
         Some(FoundTrap::new(drivers(facts, chooses_itself)?, word))
     },
     ..TRAP
@@ -412,7 +405,7 @@ pub(super) fn findings(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFindin
 
 /// Whether the driver has no governors of cpufreq's.
 fn chooses_itself(policy: &CpufreqPolicy) -> bool {
-    matches!(policy.driver.as_str(), "intel_pstate" | "amd-pstate-epp")
+    policy.passive_by().is_some()
 }
 
 /// The drivers of these policies, with their CPUs; `None` without any.

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest of what the host has, for `bench` and `demo` without files: the kernel that runs, the
 //! modules of that kernel that the guest needs, and this program as the load program. The ramdisk
-//! is in memory.
+//! is in memory. On x86-64 QEMU runs it.
 
+mod emulator;
 mod image;
 mod modules;
 mod ramdisk;
 
+use std::env::consts::ARCH;
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use vcpufreq_bench::{GuestArgs, IO_DEVICE, NULL_BLK};
 use vcpufreq_host::HostRoot;
 
@@ -32,21 +34,26 @@ pub struct HostGuest {
 }
 
 impl HostGuest {
-    /// Gives a guest without a kernel this host's, or notes what the host lacks for that; `None` then,
-    /// and for a guest that has its own.
-    pub fn complete(root: &HostRoot, args: &mut GuestArgs) -> Option<Self> {
-        if args.kernel.is_some() {
-            return None;
-        }
-        let guest = Self::of(root, args);
+    /// Gives a guest without a kernel this host's, and on x86-64 QEMU, which may be `named`, or notes
+    /// what the host lacks for that; `None` then, and for a guest that has its own kernel.
+    pub fn complete(root: &HostRoot, args: &mut GuestArgs, named: Option<&Path>) -> Option<Self> {
+        let guest = Self::of(root, args, named);
         args.lacks = guest.as_ref().err().map(chain);
-        guest.ok()
+        guest.ok().flatten()
     }
 
-    /// Completes `args`; where the host lacks something, they are as before.
-    fn of(root: &HostRoot, args: &mut GuestArgs) -> anyhow::Result<Self> {
+    /// Completes `args`; where the host lacks something of the guest's, they are as before.
+    fn of(
+        root: &HostRoot,
+        args: &mut GuestArgs,
+        named: Option<&Path>,
+    ) -> anyhow::Result<Option<Self>> {
         if cfg!(not(target_arch = "aarch64")) {
-            bail!("guests need an arm64 host; `make demo` shows them on an emulated one");
+            args.qemu = named.map(Path::to_owned);
+            emulator::choose(args, ARCH, std::env::var_os("PATH").as_deref())?;
+        }
+        if args.kernel.is_some() {
+            return Ok(None);
         }
         let release = root
             .text(RELEASE)
@@ -73,7 +80,7 @@ impl HostGuest {
         args.initrd = Some(path.into());
         args.guest_module = loaded;
         args.of_host = true;
-        Ok(Self { _ramdisk: ramdisk })
+        Ok(Some(Self { _ramdisk: ramdisk }))
     }
 }
 
