@@ -53,7 +53,7 @@ impl BenchReport {
         let conditions = json!({
             "host_kernel": machine.kernel, "board": machine.board, "governor": SCHEDUTIL,
             "clusters": clusters, "repeats": args.repeats.unwrap_or(PLAIN.repeats),
-            "path": args.guest.path, "qemu": args.qemu, "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
+            "path": args.guest.path, "qemu": qemu_name(machine), "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
             "vcpus": "one for each pCPU, pinned to it, with its capacity; of plain and pinned without, of plain not pinned",
             "periodic_work_us": duty_cycle::DUTIES.map(|duty| duty_cycle::run_us(duty, machine.big())),
             "work_load": SCENARIOS.iter().filter(|one| one.name == "work" && one.hold == Hold::No)
@@ -200,4 +200,10 @@ impl BenchReport {
         report["bounds"] = bounds.iter().map(bounds::Bound::json).collect();
         report
     }
+}
+
+/// The QEMU of the guests, without its folder.
+fn qemu_name(machine: &BenchMachine) -> Option<String> {
+    let name = machine.guest.qemu.as_deref()?.file_name()?;
+    Some(name.to_string_lossy().into_owned())
 }

@@ -457,7 +457,12 @@ const BOOTS: &[Boot] = &[
     Boot {
         arch: X86_64,
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 70, "pc", &["doctor", "uclamp", "board:demo"])
+        ..boot(
+            Long,
+            70,
+            "pc",
+            &["doctor", "uclamp", "board:demo", "board:report"],
+        )
     },
     Boot {
         arch: X86_64,

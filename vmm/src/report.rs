@@ -269,6 +269,12 @@ mod tests {
         let fake = FakeHost::two_plus_two();
         fake.write("proc/device-tree/model", "A Board\0");
         fake.write("proc/sys/kernel/hostname", "secret");
+        for serial in [
+            "proc/device-tree/serial-number",
+            "sys/class/dmi/id/product_serial",
+        ] {
+            fake.write(serial, "secret");
+        }
         fake.write("sys/class/dmi/id/sys_vendor", "Maker\n");
         fake.write("sys/class/dmi/id/product_name", "Server\n");
         fake.opp_node(0, &[(600_000, 650_000, 45_000)]);

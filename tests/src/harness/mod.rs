@@ -30,6 +30,8 @@ pub mod qmp;
 pub mod random;
 pub mod registers;
 pub mod rt_command;
+#[cfg(feature = "scenarios")]
+pub mod schema;
 pub mod server;
 pub mod shared_memory;
 pub mod stats;

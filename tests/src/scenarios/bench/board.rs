@@ -20,6 +20,7 @@ use crate::harness::fair_server::floor_khz;
 use crate::harness::leftovers::{CGROUPS, leftovers};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
+use crate::harness::schema;
 use crate::harness::sysfs;
 
 const PROGRAM: &str = "/bin/vcpufreq";
@@ -59,6 +60,8 @@ const RT_APP: [&str; 7] = bench_of("periodic", "host");
 const RT_APP_FOLDER: &str = "vcpufreq-load-";
 /// It runs once the host has settled.
 const SETTLED: Duration = Duration::from_secs(30);
+/// What a report may have.
+const SCHEMA: &str = include_str!("../../../../vmm/report.schema.json");
 /// In no report.
 const HOST_NAME: &str = "jo-doe";
 /// Of report, before it writes its files.
@@ -268,8 +271,9 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim().to_owned()
 }
 
-/// A page with all parts, with a bench of one scenario, and without the host's name.
-fn report() -> Result<LabVerdict> {
+/// A page with all parts, with a bench of one scenario, and a file as the schema has it, both without
+/// the host's name.
+pub fn report() -> Result<LabVerdict> {
     sysfs::write("/proc/sys/kernel/hostname", HOST_NAME)?;
     let mut command = Command::new(PROGRAM);
     let output = command.args(REPORT).output()?;
@@ -277,6 +281,7 @@ fn report() -> Result<LabVerdict> {
     let page = fs::read_to_string(PAGE)?;
     let private = [&file, &page].map(|text| text.contains(HOST_NAME));
     let report: Value = serde_json::from_str(&file)?;
+    let fault = schema::fault(&serde_json::from_str(SCHEMA)?, &report);
     let parts = ["<h2>doctor</h2>", "The loop is closed", "<svg", "</html>"];
     let whole = parts.iter().all(|part| page.contains(part));
     let count = |value: &Value| value.as_array().map_or(0, Vec::len);
@@ -285,7 +290,7 @@ fn report() -> Result<LabVerdict> {
         count(&report["demo"]["rows"]),
     );
     let figures = json!({
-        "exit_code": output.status.code(), "host": report["host"],
+        "exit_code": output.status.code(), "host": report["host"], "fault": fault,
         "results": results, "rows": rows, "failures": report["bench"]["failures"],
         "said": text(&output.stderr),
     });
@@ -300,7 +305,8 @@ fn report() -> Result<LabVerdict> {
             "the host's name isn't in it",
             !private.contains(&true),
             private,
-        ))
+        )
+        .check_none("the file is as the schema has it", fault.as_slice()))
 }
 
 /// What a signal ended, and what of it is left.

@@ -17,7 +17,8 @@ use crate::harness::migration::scaled;
 use crate::harness::migration::to_and_fro;
 use crate::harness::plan::{Plan, cur_perf, registers};
 use crate::harness::policy::Policy;
-use crate::harness::vm::{BOOT, Vm};
+use crate::harness::vm::{BOOT, Setup, Vm};
+use crate::harness::vmm::Vmm;
 
 pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
@@ -32,14 +33,25 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     if plan.path.as_deref() == Some("ioeventfd") {
         return unpinned_page::run(plan, little, big);
     }
-    // By `exit`, for the trace to show what the guest reads.
-    let mut vm = plan.guest(&like(big).with(&["--path", "exit"]))?;
+    // By `exit`, for the trace to show what the guest reads. QEMU's guests read memory.
+    let traced = plan.vmm == Vmm::Vcpufreq;
+    let setup = Setup {
+        vmm: plan.vmm,
+        ..like(big)
+    };
+    let setup = if traced {
+        setup.with(&["--path", "exit"])
+    } else {
+        setup
+    };
+    let mut vm = plan.guest(&setup)?;
     let base = registers(&mut vm)?;
     vm.ask("start busy busy 0")?;
     let mut rows = Vec::new();
     let mut right = true;
     let mut moves = Vec::new();
-    for ends in to_and_fro(MOVES, little, big) {
+    let count = if traced { MOVES } else { 0 };
+    for ends in to_and_fro(count, little, big) {
         moves.push(first_read_after_a_move(&vm, base, big, ends)?);
     }
     for policy in [little, big, little, big] {
