@@ -32,6 +32,9 @@ const LOOKS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(2);
 /// The vCPU is busy for longer than the request, the ticks and the looks take.
 const BUSY_US: u32 = 250_000;
+/// A vCPU that is busy for so long has all of the utilization. Before it has its clamp's, schedutil
+/// holds the frequency of a CPU with a policy of its own that a task beside it has raised.
+const FULL: Duration = Duration::from_millis(250);
 /// How far a frequency may be from a made-up OPP: firmware's steps aren't known, and it reports what
 /// it has delivered.
 const WITHIN_PERCENT: u64 = 5;
@@ -44,8 +47,8 @@ const CMDLINE: &str = "iomem=relaxed";
 const LIMITS: &str = match cfg!(target_arch = "aarch64") {
     true => "",
     false => {
-        "On x86-64 not possible: frequency invariance and capacities in the guest, which takes its CPUs \
-         for equal and always at full speed\n"
+        "An x86-64 guest has neither frequency invariance nor capacities: it takes its CPUs for equal, and \
+         always at full speed\n"
     }
 };
 
@@ -198,10 +201,16 @@ fn sweep(
     let each = opps.iter().chain(opps.iter().rev().skip(1));
     each.map(|&asked| {
         let wanted = wanted(host_opps, asked, floor);
-        let mut row = request(guest, vcpu, cluster, (asked, wanted), base)?;
+        let mut row = request(
+            guest,
+            vcpu,
+            cluster,
+            (asked, wanted),
+            (base, Duration::ZERO),
+        )?;
         while !row.right() && row.tries < TRIES {
             let tries = row.tries + 1;
-            row = request(guest, vcpu, cluster, (asked, wanted), base)?;
+            row = request(guest, vcpu, cluster, (asked, wanted), (base, FULL))?;
             row.tries = tries;
         }
         Ok(row)
@@ -243,13 +252,15 @@ fn request(
     vcpu: usize,
     cluster: &Cluster,
     (asked, wanted): (u32, [u32; 2]),
-    base: u64,
+    (base, busy_before): (u64, Duration),
 ) -> Result<OppRow> {
     let (pcpu, tid) = guest.vcpus[vcpu];
     let speed = policy_file(vcpu, "scaling_setspeed");
     let register = base + REGION_STRIDE * u64::try_from(vcpu)?;
     let ask = |guest: &mut Guest, line: &str| guest.console.ask(line);
-    ask(guest, &format!("start demo pin={vcpu} busy={BUSY_US}"))?;
+    let busy_us = BUSY_US + u32::try_from(busy_before.as_micros())?;
+    ask(guest, &format!("start demo pin={vcpu} busy={busy_us}"))?;
+    sleep(busy_before);
     ask(guest, &format!("write {speed} {asked}"))?;
     sleep(TICKS);
     let host = most(|| cluster.now_khz())?;
