@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq demo`, `bench` and `report` as on a board: without a file named, and interrupted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -259,11 +259,11 @@ fn demo(command: &mut Command, (notes, governors): (usize, usize)) -> Result<Lab
         .check("its time", elapsed.is_u64(), elapsed))
 }
 
-/// The policies that the demo tries, in its order: by capacity, and of equal ones the first.
+/// The policies that the demo tries, in its order: by their CPUs, and of equal ones the first.
 fn one_of_each_kind() -> Result<Vec<Policy>> {
     let mut policies = Policy::all()?;
-    policies.sort_by_key(|policy| policy.capacity);
-    policies.dedup_by_key(|policy| (policy.capacity, policy.opps.clone()));
+    let mut kinds = BTreeSet::new();
+    policies.retain(|policy| kinds.insert((policy.capacity, policy.opps.clone())));
     Ok(policies)
 }
 
