@@ -465,9 +465,26 @@ const BOOTS: &[Boot] = &[
         )
     },
     Boot {
+        sampled: &["opps-floor", "unpinned"],
         arch: X86_64,
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 60, "hybrid", &["board:demo"])
+        ..boot(
+            Long,
+            300,
+            "hybrid",
+            &[
+                "board:demo",
+                "board:report",
+                "doctor",
+                "opps-exact",
+                "no-dip",
+            ],
+        )
+    },
+    Boot {
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(Long, 400, "hybrid", &["qemu-deaths"])
     },
     boot(Long, 130, "2+2", &["libvirt"]),
     Boot {
