@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{TRY_EVERY, kernel_host::KernelHost, old_value::OldValue, scope::JournalScope};
+use super::{kernel_host::KernelHost, old_value::OldValue, retry::TRY_EVERY, scope::JournalScope};
 use crate::{
     AdoptedGroups, CgroupError, CgroupTree, GROUP_PREFIX, GroupRecord, HostRoot, PartitionGroups,
     RaisedGroups, SavedThread, remove,

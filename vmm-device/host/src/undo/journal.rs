@@ -19,8 +19,8 @@ use nix::{
     fcntl::{Flock, FlockArg},
 };
 
-use super::TRY_EVERY;
 use super::own_dir::{OwnDir, Untrusted};
+use super::retry::TRY_EVERY;
 
 /// A folder of records; it need not be there before the first one is written.
 #[derive(Clone, Debug, PartialEq, Eq)]

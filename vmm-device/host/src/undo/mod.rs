@@ -16,14 +16,11 @@ mod kernel_host;
 mod old_value;
 mod own_dir;
 mod owner;
+mod retry;
 mod scope;
 mod target;
 mod thread_stat;
 mod value;
-
-/// How often to try what waits for another process: a lock, a folder that is used, or a cgroup that a
-/// thread is just leaving. A killed process takes 1 to 20 ms.
-const TRY_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
 
 pub use entry::{JournalEntry, UndoHost};
 pub use guests::{GuestCpus, InTheWay, VMM_DIR, Vcpus, check_free};

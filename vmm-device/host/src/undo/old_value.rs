@@ -11,8 +11,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    TRY_EVERY,
     host::{ReadHost, Unread, WriteHost},
+    retry::TRY_EVERY,
     target::Target,
 };
 
