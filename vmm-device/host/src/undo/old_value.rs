@@ -60,7 +60,7 @@ impl OldValue {
         let target = &self.target;
         if let Some((kind, mount)) = unmounted(look, target) {
             return Err(format!(
-                "{mount} is not mounted; mount -t {kind} {kind} {mount} and restore again"
+                "{mount} is not mounted; mount -t {kind} {kind} {mount}, then try again"
             ));
         }
         match target.now(look) {
@@ -70,7 +70,7 @@ impl OldValue {
                 _ => ValueNow::Changed(now),
             }),
             Err(Unread::Missing) if target.comes_back() => Err(
-                "it isn't there while its CPU is offline; bring it online and restore again"
+                "it isn't there while its CPU is offline; bring it online, then try again"
                     .to_owned(),
             ),
             Err(Unread::Missing) => Ok(ValueNow::Gone),

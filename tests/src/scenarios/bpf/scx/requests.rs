@@ -151,14 +151,13 @@ fn alone(policy: &Policy) -> Result<LabVerdict> {
     let requests = u64::try_from(order.len())? + SETTLING;
     let in_kernel = counters.in_kernel + counters.unchanged == requests && counters.to_worker == 0;
     let (clamped, order_len) = (writes.len(), order.len());
+    let wrong = wrong(&writes, &order, policy);
     let figures = json!({
         "part": "alone", "exits": exits, "clamps": clamps, "requests": requests,
         "in_kernel": counters.in_kernel, "right_before_entry": right,
         "unchanged_virtual_ns": unchanged_ns, "new_virtual_ns": new_ns, "targets_set": targets,
-        "bursts_virtual_ns": bursts,
-        "wrong": wrong(&writes, &order, policy),
+        "bursts_virtual_ns": bursts, "wrong": wrong,
     });
-    let wrong = wrong(&writes, &order, policy);
     Ok(LabVerdict::with_figures(figures)
         .check_eq("no write exits", &exits, 0)
         .check_eq("no clamp is set", &clamps, (0, 1024))
