@@ -459,9 +459,16 @@ const BOOTS: &[Boot] = &[
         vmm: GuestVmm::Qemu,
         ..boot(
             Long,
-            70,
+            200,
             "pc",
-            &["doctor", "uclamp", "board:demo", "board:report"],
+            &[
+                "doctor",
+                "uclamp",
+                "board:demo",
+                "board:report",
+                "opps-exact",
+                "no-dip",
+            ],
         )
     },
     Boot {
@@ -485,6 +492,11 @@ const BOOTS: &[Boot] = &[
         arch: X86_64,
         vmm: GuestVmm::Qemu,
         ..boot(Long, 400, "hybrid", &["qemu-deaths"])
+    },
+    Boot {
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(Long, 70, "hybrid", &["qemu-service"])
     },
     boot(Long, 130, "2+2", &["libvirt"]),
     Boot {
