@@ -163,3 +163,23 @@ fn a_record_that_names_what_is_not_its_own_is_none() {
         assert!(write(&stolen, 7).is_err(), "{group}");
     }
 }
+
+#[test]
+fn a_record_with_a_field_that_is_unknown_is_another_versions() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = StateDir::at(dir.path());
+    let path = state.record_path(7);
+    let text = serde_json::to_string(&record(7)).unwrap();
+    for before in ["\"owner\"", "\"enabled_cpu\""] {
+        let more = text.replace(before, &format!("\"more\":1,{before}"));
+        fs::write(&path, more).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        match read(&path) {
+            Err(NoRecord::OtherVersion { known, why }) => {
+                assert_eq!(*known, record(7));
+                assert!(why.contains("unknown field `more`"), "{why}");
+            }
+            other => panic!("{before}: {other:?}"),
+        }
+    }
+}

@@ -126,7 +126,7 @@ impl Target {
     /// Whether it is there again with its CPU, with the same value: the kernel keeps the settings of
     /// a CPU that is offline. Interrupts, queues and threads that go are gone.
     #[must_use]
-    pub fn comes_back(&self) -> bool {
+    pub(super) fn comes_back(&self) -> bool {
         matches!(self, Self::File { path, .. } if path.starts_with("/sys/devices/system/cpu/"))
     }
 
