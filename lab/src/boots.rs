@@ -154,6 +154,13 @@ const BOOTS: &[Boot] = &[
         ..boot(Long, 220, "4+3+1", &[])
     },
     Boot {
+        sampled: &["rt-guest"],
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 300, "rk3588", &[])
+    },
+    Boot {
         sampled: &["rt-loop"],
         vmm: GuestVmm::Qemu,
         host: Rt,
@@ -459,16 +466,9 @@ const BOOTS: &[Boot] = &[
         vmm: GuestVmm::Qemu,
         ..boot(
             Long,
-            200,
+            350,
             "pc",
-            &[
-                "doctor",
-                "uclamp",
-                "board:demo",
-                "board:report",
-                "opps-exact",
-                "no-dip",
-            ],
+            &["doctor", "uclamp", "board", "opps-exact", "no-dip"],
         )
     },
     Boot {

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What of `vcpufreq` is on the host, found without asking it.
 
+use std::ffi::OsStr;
 use std::fs;
 
 use anyhow::Result;
 
 use crate::harness::wait::{SOON, settled};
 
+const PROGRAM: &str = "vcpufreq";
+/// What the names of a guest's QEMU begin with.
+const QEMU: &str = "qemu-system";
 pub const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Everything of vcpufreq's that is on the host now.
@@ -43,13 +47,28 @@ pub fn own_cgroups() -> Result<Vec<String>> {
 
 /// Processes of the program; one that has ended but isn't reaped is none.
 pub fn processes() -> Result<Vec<u32>> {
+    processes_named(|name| name == PROGRAM)
+}
+
+/// QEMUs, whosever they are.
+pub fn qemus() -> Result<Vec<u32>> {
+    processes_named(|name| name.starts_with(QEMU))
+}
+
+/// Processes by the file names of their programs.
+fn processes_named(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse() else {
             continue;
         };
         let target = fs::read_link(entry.path().join("exe"));
-        if target.is_ok_and(|target| target.ends_with("vcpufreq")) {
+        let target = target.unwrap_or_default();
+        if target
+            .file_name()
+            .and_then(OsStr::to_str)
+            .is_some_and(&is_wanted)
+        {
             found.push(pid);
         }
     }

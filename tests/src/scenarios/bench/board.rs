@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use vcpufreq_tests::LabVerdict;
 
 use crate::harness::fair_server::floor_khz;
-use crate::harness::leftovers::{CGROUPS, leftovers};
+use crate::harness::leftovers::{CGROUPS, leftovers, qemus};
 use crate::harness::machine::mount_bpffs;
 use crate::harness::policy::Policy;
 use crate::harness::schema;
@@ -368,6 +368,7 @@ pub fn interrupted(
     }
     left.extend(differences(before, &state()?));
     left.extend(leftovers()?);
+    left.extend(qemus()?.iter().map(|pid| format!("QEMU, process {pid}")));
     let at = |one| format!("{options:?}, {} after {after:?}: {one}", signal.as_str());
     Ok(SignalledEnd {
         changes: now != *before,
