@@ -35,6 +35,21 @@ pub enum RootPart {
     X86Host,
 }
 
+/// Packages (`NAME:ARCHITECTURE`) whose versions have to agree.
+#[derive(Debug, Clone, Default)]
+pub struct WantedPackages {
+    /// Without them nothing can be set up.
+    pub by_all: Vec<String>,
+    /// What only tests need.
+    pub by_tests: Vec<String>,
+}
+
+impl WantedPackages {
+    fn all(&self) -> impl Iterator<Item = &str> {
+        self.by_all.iter().chain(&self.by_tests).map(String::as_str)
+    }
+}
+
 /// What is taken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
@@ -52,8 +67,8 @@ pub struct Choice {
 
 impl Choice {
     /// Decides for these packages (`NAME:ARCHITECTURE`) and the kernels. The error names what the
-    /// archive lacks.
-    pub fn of(archive: &Archive, suite: &str, wanted: &[String]) -> Result<Self> {
+    /// archive lacks of those that everything needs.
+    pub fn of(archive: &Archive, suite: &str, wanted: &WantedPackages) -> Result<Self> {
         let mut choice = Self {
             preferences: String::new(),
             kernel: String::new(),
@@ -66,7 +81,8 @@ impl Choice {
             listed: &archive.listed,
             suite,
             backports: &backports,
-            wanted: wanted.iter().map(String::as_str).collect(),
+            wanted: wanted.all().collect(),
+            needed: wanted.by_all.iter().map(String::as_str).collect(),
         };
         choice.pin(&lists)?;
         choice.preferences += &record("*", &format!("release n={backports}"), 600);
@@ -111,8 +127,11 @@ impl Choice {
                 continue;
             }
             let newest = ARCHITECTURES.map(|architecture| built.newest(lists, architecture));
-            // Of what only one architecture has, nothing has to agree, unless both want it.
-            let of_one = newest.contains(&None) && !lists.both_want(&built);
+            // Of what only one architecture has, nothing has to agree. If stable has it for the other,
+            // that gets it: what is installed for both wants it, by name or as a dependency.
+            let of_one = newest.contains(&None)
+                && !lists.both_want(&built)
+                && !lists.stable_has_for_both(&built);
             if of_one || newest[0] == newest[1] && built.whole(lists, newest[0]) {
                 continue;
             }
@@ -219,6 +238,7 @@ struct Lists<'a> {
     suite: &'a str,
     backports: &'a str,
     wanted: BTreeSet<&'a str>,
+    needed: BTreeSet<&'a str>,
 }
 
 impl<'a> Lists<'a> {
@@ -248,6 +268,15 @@ impl<'a> Lists<'a> {
             names.any(|name| self.wants_for(name, architecture))
         };
         ARCHITECTURES.into_iter().all(wanted)
+    }
+
+    fn stable_has_for_both(&self, built: &Built<'_>) -> bool {
+        let names: BTreeSet<&str> = built.names().collect();
+        let of_stable = self.listed.iter();
+        let of_stable =
+            of_stable.filter(|one| one.suite == self.suite && names.contains(&*one.name));
+        let has: BTreeSet<&str> = of_stable.map(|one| &*one.architecture).collect();
+        has.len() == ARCHITECTURES.len()
     }
 
     fn has_all(&self, packages: &[String]) -> bool {
@@ -318,14 +347,17 @@ impl<'a> Lists<'a> {
                 }
                 let mut listed = self.listed.iter().filter(|one| one.suite == self.suite);
                 let found = listed.find(|one| one.name == name && one.architecture == architecture);
-                let Some(found) = found else {
-                    bail!(
-                        "{differ}, and {} has no {name} for {architecture}: try again later, or use \
-                         another mirror",
-                        self.suite
-                    );
-                };
-                stable = Some(&found.source_version);
+                let lacks = format!(
+                    "{differ}, and {} has no {name} for {architecture}",
+                    self.suite
+                );
+                match found {
+                    Some(found) => stable = Some(&found.source_version),
+                    None if self.needed.contains(&*of(name, architecture)) => {
+                        bail!("{lacks}: try again later, or use another mirror")
+                    }
+                    None => return Ok(lacks),
+                }
             }
         }
         let stable = stable.map_or("none", String::as_str);

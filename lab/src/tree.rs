@@ -11,7 +11,7 @@ use crate::apt::Apt;
 use crate::archive::{Archive, of};
 use crate::bootstrap;
 use crate::cache::{Cache, key, remove_tree};
-use crate::choice::Choice;
+use crate::choice::{Choice, WantedPackages};
 use crate::namespace::{self, Users};
 use crate::progress::{Step, above};
 
@@ -251,12 +251,16 @@ fn owned(packages: &[&str]) -> Vec<String> {
     packages.iter().map(|&package| package.to_owned()).collect()
 }
 
+/// What each command needs.
+fn needed(choice: &Choice) -> Vec<String> {
+    [owned(PACKAGES), choice.kernel_packages()].concat()
+}
+
 /// All that is installed for the tests.
 pub fn wanted(choice: &Choice) -> Vec<String> {
     let source = source(&choice.kernel);
     [
-        owned(PACKAGES),
-        choice.kernel_packages(),
+        needed(choice),
         owned(TESTS),
         choice.rt_packages(),
         vec![of(&source, "amd64")],
@@ -283,11 +287,14 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
     let mut apt = Apt::open(&of_machine)?;
     let mmdebstrap = apt.mmdebstrap()?;
     let sources = apt.sources(SUITE)?;
-    let names = owned(&[PACKAGES, TESTS, PROGRAMS].concat());
+    let wanted = WantedPackages {
+        by_all: owned(PACKAGES),
+        by_tests: owned(&[TESTS, PROGRAMS].concat()),
+    };
     let order = PackageOrder {
         sources: &sources,
-        names: &names,
-        installed: &wanted,
+        wanted: &wanted,
+        installed: &needed,
     };
     settle(&to.join("apt"), &order, |_, choice| {
         let step = Step::start("toolchain root");
@@ -295,7 +302,7 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
         let tree = to.join("tree");
         remove_tree(&tree)?;
         let mut command = namespace::command(Users::All);
-        let packages = [owned(PACKAGES), choice.kernel_packages()].concat();
+        let packages = needed(choice);
         command
             .arg(&mmdebstrap)
             // In the namespace every user is root.
@@ -330,8 +337,8 @@ pub struct PackageOrder<'a> {
     /// Lines of a sources.list.
     pub sources: &'a [String],
     /// Packages whose versions have to agree.
-    pub names: &'a [String],
-    /// All that is installed in one tree.
+    pub wanted: &'a WantedPackages,
+    /// What is installed by it.
     pub installed: &'a dyn Fn(&Choice) -> Vec<String>,
 }
 
@@ -367,7 +374,7 @@ fn attempt(
     let step = Step::start("the archive's package lists");
     let archive = Archive::fetch(dir, order.sources)?;
     step.done();
-    let choice = Choice::of(&archive, SUITE, order.names)?;
+    let choice = Choice::of(&archive, SUITE, order.wanted)?;
     archive.prefer(&choice.preferences)?;
     for line in &choice.differences {
         above(|| eprintln!("archive: {line}"));

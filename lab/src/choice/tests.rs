@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Result, anyhow, ensure};
 use sha2::{Digest, Sha256};
 
-use super::{ARCHITECTURES, Archive, Choice, RootPart};
+use super::{ARCHITECTURES, Archive, Choice, RootPart, WantedPackages};
 use crate::child_output::{output, quietly};
 use crate::tree::{PackageOrder, settle};
 
@@ -25,6 +25,7 @@ type Dummy = (usize, String, &'static str, &'static str, String);
 struct MadeUp {
     dir: PathBuf,
     dummies: Vec<Dummy>,
+    wanted: WantedPackages,
 }
 
 impl MadeUp {
@@ -34,6 +35,10 @@ impl MadeUp {
         let mut archive = Self {
             dir: std::env::temp_dir().join(name),
             dummies: Vec::new(),
+            wanted: WantedPackages {
+                by_all: libraries(),
+                by_tests: Vec::new(),
+            },
         };
         archive.kernel(1, KERNEL, "7.3.4-1", &ARCHITECTURES);
         archive.library(0, "1", &ARCHITECTURES);
@@ -141,7 +146,7 @@ impl MadeUp {
     fn choose(&self) -> Result<(Archive, Choice)> {
         let sources = self.write();
         let archive = Archive::fetch(&self.dir.join("apt"), &sources)?;
-        let choice = Choice::of(&archive, SUITES[0], &wanted())?;
+        let choice = Choice::of(&archive, SUITES[0], &self.wanted)?;
         archive.prefer(&choice.preferences)?;
         Ok((archive, choice))
     }
@@ -149,8 +154,11 @@ impl MadeUp {
     /// What is chosen, and apt's word on it: the versions of the library that it would install.
     fn settled(&self) -> (Choice, BTreeSet<String>) {
         let (archive, choice) = self.choose().unwrap();
-        archive.solve(&installed(&choice)).unwrap();
-        (choice, simulated(&archive, &wanted()))
+        let wanted: Vec<String> = self.wanted.all().map(str::to_owned).collect();
+        archive
+            .solve(&[wanted.clone(), kernels(&choice)].concat())
+            .unwrap();
+        (choice, simulated(&archive, &wanted))
     }
 }
 
@@ -168,14 +176,14 @@ fn hex(bytes: &[u8]) -> String {
     text
 }
 
-fn wanted() -> Vec<String> {
+fn libraries() -> Vec<String> {
     ["libdummy:amd64", "libdummy:arm64"]
         .map(str::to_owned)
         .into()
 }
 
-fn installed(choice: &Choice) -> Vec<String> {
-    [wanted(), choice.kernel_packages(), choice.rt_packages()].concat()
+fn kernels(choice: &Choice) -> Vec<String> {
+    [choice.kernel_packages(), choice.rt_packages()].concat()
 }
 
 /// `NAME VERSION` of the lines `Inst NAME (VERSION ...)`.
@@ -242,7 +250,7 @@ fn what_is_out_of_step_is_taken_from_stable() {
     let (archive, _) = archive.choose().unwrap();
     let all = "Package: *\nPin: release n=trixie-backports\nPin-Priority: 600\n";
     archive.prefer(all).unwrap();
-    let said = archive.solve(&wanted()).unwrap_err().to_string();
+    let said = archive.solve(&libraries()).unwrap_err().to_string();
     assert!(said.contains("Breaks: libdummy"), "{said}");
     assert_eq!(said.lines().count(), 1);
 }
@@ -282,6 +290,38 @@ fn what_one_architecture_lacks_is_named() {
     let said = archive.choose().unwrap_err().to_string();
     assert!(said.contains("and trixie has no libdummy for a"), "{said}");
     assert_eq!(said.lines().count(), 1);
+    // The tests alone go without.
+    archive.wanted = WantedPackages {
+        by_all: Vec::new(),
+        by_tests: libraries(),
+    };
+    let (_, choice) = archive.choose().unwrap();
+    let line = &choice.differences[0];
+    assert!(line.contains("and trixie has no libdummy for a"), "{line}");
+}
+
+/// Nobody wants the library by its name.
+#[test]
+fn a_dependency_of_both_that_one_lacks_is_taken_from_stable() {
+    if !has_tools() {
+        return;
+    }
+    let mut archive = MadeUp::new("dependency");
+    archive.library(1, "2", &["amd64"]);
+    for (name, architecture) in [("tool", "amd64"), ("app", "arm64")] {
+        let fields = "Depends: libdummy\n".to_owned();
+        let dummy = (0, name.to_owned(), "1", architecture, fields);
+        archive.dummies.push(dummy);
+    }
+    archive.wanted.by_all = ["tool:amd64", "app:arm64"].map(str::to_owned).into();
+    let (_, taken) = archive.settled();
+    assert!(taken.is_superset(&both("1")), "{taken:?}");
+    // What stable has for one architecture alone is taken from backports.
+    let of_one = |one: &Dummy| (one.0, &*one.1, one.3) == (0, "libdummy", "arm64");
+    archive.dummies.retain(|one| !of_one(one) && one.1 != "app");
+    archive.wanted.by_all = vec!["tool:amd64".to_owned()];
+    let (_, taken) = archive.settled();
+    assert!(taken.contains("libdummy 2"), "{taken:?}");
 }
 
 #[test]
@@ -330,11 +370,11 @@ fn what_is_gone_between_list_and_fetch_is_looked_for_anew() {
         let mut archive = MadeUp::new(&format!("gone-{moves}"));
         archive.library(1, "2", &ARCHITECTURES);
         let sources = archive.write();
-        let names = wanted();
+        let wanted = archive.wanted.clone();
         let order = PackageOrder {
             sources: &sources,
-            names: &names,
-            installed: &installed,
+            wanted: &wanted,
+            installed: &|choice| [libraries(), kernels(choice)].concat(),
         };
         let gone = archive.dir.join("libdummy_2_arm64.deb");
         fs::remove_file(&gone).unwrap();
@@ -362,7 +402,7 @@ fn what_is_gone_between_list_and_fetch_is_looked_for_anew() {
 
 fn download(apt: &Archive, to: &Path) -> Result<()> {
     let mut download = apt.apt("apt-get");
-    download.arg("download").args(wanted()).current_dir(to);
+    download.arg("download").args(libraries()).current_dir(to);
     let (held, text) = output(&mut download)?;
     let error = text.lines().find(|line| line.starts_with("E: "));
     ensure!(held, anyhow!("{}", error.unwrap_or("no error")));
