@@ -14,6 +14,8 @@ use crate::check_cache::{Check, CheckPlace};
 use crate::choice::RootPart;
 use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::kernel_source;
+use crate::known::KnownVersions;
+use crate::progress::above;
 use crate::verdict::{TestResult, Verdict, tell};
 
 const GUEST_DRIVER: ModuleSource = ModuleSource {
@@ -136,6 +138,7 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
     let source = kernel_source::unpacked(&artifacts.cache, &artifacts.root)?;
     let scripts = format!("{}/scripts", artifacts.root.inside(&source)?);
     let checkpatch = format!("CHECKPATCH={scripts}/checkpatch.pl");
+    let is_known = KnownVersions::read(repo)?.has_kernel(artifacts.root.kernel());
     let mut tried = Vec::new();
     // The findings of sparse and checkpatch do not depend on the release much.
     for flavor in [Flavor::Standard, Flavor::Rt] {
@@ -147,14 +150,13 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
         for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE] {
             let check = make("check", source, &release, &[&checkpatch]);
             let name = format!("{}: W=1, sparse, checkpatch, {release}", source.name);
-            tried.push(check.tried(name, artifacts.tools(), repo));
+            let one = check.tried(name, artifacts.tools(), repo);
+            tried.extend(with_kernels_tools(one, is_known));
         }
     }
-    tried.push(bpf(&checkpatch).tried(
-        "host-bpf: sparse, checkpatch".to_owned(),
-        artifacts.tools(),
-        repo,
-    ));
+    let name = "host-bpf: sparse, checkpatch".to_owned();
+    let of_bpf = bpf(&checkpatch).tried(name, artifacts.tools(), repo);
+    tried.extend(with_kernels_tools(of_bpf, is_known));
     for machine in ["aarch64-linux-gnu", "x86_64-linux-gnu"] {
         let check = Check {
             name: format!("abi-{machine}"),
@@ -167,16 +169,30 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
         let name = format!("abi: the headers are C for {machine}");
         tried.push(check.tried(name, artifacts.tools(), repo));
     }
-    tried.push(coccicheck(&scripts).tried(
-        "modules: coccicheck".to_owned(),
-        artifacts.tools(),
-        repo,
-    ));
+    let name = "modules: coccicheck".to_owned();
+    let semantic = coccicheck(&scripts).tried(name, artifacts.tools(), repo);
+    tried.extend(with_kernels_tools(semantic, is_known));
     tried.extend(driver_tests(artifacts, repo)?);
     tried.iter().for_each(tell);
     // The oldest that the modules are for: by the others they were built above.
     tried.extend(packages(artifacts, repo, &[Flavor::Old])?);
     Ok(tried)
+}
+
+/// What was found with the kernel's own scripts and headers: a new kernel's find more, which is shown
+/// and decides nothing.
+fn with_kernels_tools(tried: TestResult, is_known: bool) -> Option<TestResult> {
+    match &tried.verdict {
+        Verdict::Failed(found) if !is_known => {
+            above(|| {
+                println!("{}", found.trim_end());
+                let name = &tried.name;
+                println!("note     {name}: it decides nothing with this kernel (lab/known.toml)");
+            });
+            None
+        }
+        _ => Some(tried),
+    }
 }
 
 /// The guest driver on emulated guests, with memory or a module as host.

@@ -87,7 +87,7 @@ fn machine_lints(known: &KnownVersions, repo: &Path) -> Result<Option<TestResult
 
 /// Shows the warnings of a compiler that isn't among those of `lab/known.toml`, and their number.
 fn note(name: &str, text: &str) {
-    let count = warnings(text);
+    let count = findings(text);
     above(|| {
         if count > 0 {
             println!("{}", text.trim_end());
@@ -96,10 +96,14 @@ fn note(name: &str, text: &str) {
     });
 }
 
-/// Cargo ends each crate's with a line that counts them.
-fn warnings(text: &str) -> usize {
-    let lines = text.lines().filter(|line| line.starts_with("warning: "));
-    lines.filter(|line| !line.contains(" generated ")).count()
+/// Warnings, and lints that the workspace denies. Cargo ends each crate's with a line that counts them.
+fn findings(text: &str) -> usize {
+    let begins = ["warning: ", "error: ", "error["];
+    let counts = [" generated ", "could not compile", "build failed"];
+    let lines = text.lines();
+    let lines = lines.filter(|line| begins.iter().any(|one| line.starts_with(one)));
+    let own = lines.filter(|line| !counts.iter().any(|one| line.contains(one)));
+    own.count()
 }
 
 /// The crates' own tests: the long set's are those marked `#[ignore]`, which take long. A test that
@@ -180,10 +184,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_are_counted_once() {
+    fn findings_are_counted_once() {
         let text = "    Checking a v1\nwarning: unneeded `return`\n  --> a.rs:1\n\nwarning: two\n\n\
-                    warning: `a` (lib) generated 2 warnings\n    Finished\n";
-        assert_eq!(warnings(text), 2);
+                    error: a lint that is denied\n\nwarning: `a` (lib) generated 2 warnings\n\
+                    error: could not compile `a` (lib) due to 1 previous error; 2 warnings emitted\n\
+                    warning: build failed, waiting for other jobs to finish...\n";
+        assert_eq!(findings(text), 3);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::arch::Arch;
 use crate::cache::{Cache, key};
 use crate::choice::{RootPart, x86_modules};
 use crate::kernel_source;
+use crate::known::KnownVersions;
 use crate::packages;
 use crate::progress::Step;
 use crate::root::Root;
@@ -130,7 +131,11 @@ impl Kernel {
                     .folders
                     .first()
                     .context("a module needs a source folder")?;
-                self.make(root, &to.join(main), &["W=1", "KCFLAGS=-Werror"])?;
+                let strict: &[&str] = match KnownVersions::read(repo)?.has_kernel(&self.release) {
+                    true => &["W=1", "KCFLAGS=-Werror"],
+                    false => &[],
+                };
+                self.make(root, &to.join(main), strict)?;
                 step.done();
                 Ok(())
             })

@@ -33,25 +33,32 @@ impl KnownVersions {
         toml::from_str(&text).with_context(|| path.display().to_string())
     }
 
+    /// Whether the lab has run a kernel of this release (`7.3.4+deb13-arm64`), or of this version. With
+    /// another one, warnings and findings in what is built for it decide nothing.
+    pub fn has_kernel(&self, release: &str) -> bool {
+        self.linux.iter().any(|one| one == upstream(release))
+    }
+
     /// Names each version of the root that the lab has not run with.
     pub fn greet(&self, root: &Root) -> Result<()> {
-        let kernel = root
-            .kernel()
-            .split('+')
-            .next()
-            .unwrap_or_default()
-            .to_owned();
-        for (what, version, known) in [
-            ("Linux", kernel, &self.linux),
+        let kernels = [Some(root.kernel()), root.old_kernel()];
+        let kernels = kernels.into_iter().flatten();
+        let kernels = kernels.map(|one| ("Linux", upstream(one).to_owned(), &self.linux));
+        for (what, version, known) in kernels.chain([
             ("QEMU", root.version("qemu-system-arm")?, &self.qemu),
             ("libbpf", root.version("libbpf-dev")?, &self.libbpf),
-        ] {
+        ]) {
             if let Some(line) = unknown(what, &version, known) {
                 above(|| eprintln!("{line}"));
             }
         }
         Ok(())
     }
+}
+
+/// A kernel's version without what Debian adds.
+fn upstream(release: &str) -> &str {
+    release.split('+').next().unwrap_or_default()
 }
 
 fn unknown(what: &str, version: &str, known: &[String]) -> Option<String> {
@@ -63,7 +70,7 @@ fn unknown(what: &str, version: &str, known: &[String]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: a version that isn't in the table is named.
+    //! Promise: a version that isn't in the table is named, and a kernel's release tells it.
     use super::*;
 
     #[test]
@@ -72,5 +79,13 @@ mod tests {
         assert_eq!(unknown("Linux", "7.3.4", &known), None);
         let line = unknown("Linux", "8.1", &known).unwrap();
         assert!(line.starts_with("Linux 8.1 is none"), "{line}");
+    }
+
+    #[test]
+    fn a_release_is_of_a_version() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let known = KnownVersions::read(&repo).unwrap();
+        assert!(known.has_kernel(&format!("{}+deb13-rt-arm64", known.linux[0])));
+        assert!(!known.has_kernel("99.1+deb13-arm64"));
     }
 }
