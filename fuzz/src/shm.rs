@@ -9,10 +9,10 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use vcpufreq_bridge::MmioDevice as _;
 use vcpufreq_bridge::fuzzing::ShmRequests;
 use vcpufreq_bridge::ioeventfd::RequestQueue as _;
 use vcpufreq_bridge::shm::{AllVcpus, SharedMemory, ShmRegion};
+use vcpufreq_bridge::{MmioDevice as _, Silent};
 use vcpufreq_device::{Clamp, MmioRegion, VcpuId};
 use vm_memory::{FileOffset, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
@@ -116,7 +116,12 @@ impl FuzzServer {
         let bells: Arc<[EventFd]> = VCPUS.map(|_| bell()).into();
         let all = AllVcpus::new().expect("an eventfd");
         Self {
-            requests: ShmRequests::new(memory.clone(), bells.clone(), all.clone()),
+            requests: ShmRequests::new(
+                memory.clone(),
+                bells.clone(),
+                all.clone(),
+                Arc::new(Silent),
+            ),
             region: ShmRegion::new(memory, Arc::new(MmioRegion::new(device.clone()))),
             guest: MmapRegion::from_file(file, SIZE).expect("a mapping"),
             device,

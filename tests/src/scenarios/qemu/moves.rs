@@ -2,7 +2,8 @@
 //! A guest that is loaded from a snapshot, and one that is migrated to another QEMU. Its last
 //! request is in force within 1 s, though no doorbell rings. The last requests of the QEMU that it
 //! has left hold up no frequency while that is paused, and end with it. A server that hears that QEMU
-//! at its control socket withdraws them.
+//! at its control socket withdraws them. With the registers in the guest's RAM, which moves with it, a
+//! guest that comes to a host with other OPPs is named.
 
 use std::thread::sleep;
 
@@ -26,6 +27,10 @@ const DISK: &str = "/run/snapshots.qcow2";
 /// The server's own.
 const SERVERS_QMP: &str = "/run/server.qmp";
 const MOVES_BY: &str = "unix:/run/moves";
+/// Of a host with other OPPs.
+const OTHERS_QMP: &str = "/run/other.qmp";
+const MOVES_ON_BY: &str = "unix:/run/moves-on";
+const NAMED: &str = "the guest comes from a host, or a snapshot, with other OPPs";
 
 pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
@@ -41,7 +46,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     follows(&mut vm, &policies)?;
     let mut qmp = QmpClient::connect(QMP[0])?;
     let loaded = snapshot(&mut vm, &mut qmp, &policies).context("the snapshot")?;
-    let mut next = incoming(&target)?;
+    let mut next = incoming(&target, (QMP[1], MOVES_BY))?;
     request(&mut vm, &policies, Policy::max)?;
     qmp.migrate(MOVES_BY).context("the source")?;
     sleep(SOON);
@@ -55,8 +60,14 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     ended.context("the source")?;
     let mut source_left = leftovers()?;
     source_left.retain(|what| what.contains(&server));
-    let target_said = next.quit()?;
-    let heard = heard(&source, &target, &policies).context("with a control socket")?;
+    let (target_said, last) = match plan.path.as_deref() {
+        Some("ram") => moved_on(next, &target, &policies).context("to other OPPs")?,
+        _ => {
+            let said = next.quit()?;
+            let heard = heard(&source, &target, &policies);
+            (said, heard.context("with a control socket")?)
+        }
+    };
     let left = left_soon()?;
     let figures = json!({
         "follows": follows.as_ref().err(), "source_left": source_left, "left": left,
@@ -67,20 +78,39 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         .part("migrated", migrated)
         .check("the host follows", follows.is_ok(), follows.err())
         .part("source_while_paused", paused)
-        .part("with_control_socket", heard)
+        .part("last", last)
         .check_none("nothing of the source is left", &source_left)
         .check_none("nothing is left", &left))
 }
 
-/// A QEMU to which a guest can be migrated.
-fn incoming(target: &Setup) -> Result<Vm> {
+/// A QEMU with this control socket, to which a guest can be migrated by that one.
+fn incoming(target: &Setup, (control, by): (&str, &str)) -> Result<Vm> {
     let vm = Vm::start_prepared(target, |command| {
-        qmp::listen(command, QMP[1]);
-        command.args(["-incoming", MOVES_BY]);
+        qmp::listen(command, control);
+        command.args(["-incoming", by]);
     })?;
     // It listens then.
-    drop(QmpClient::connect(QMP[1]).context("the target")?);
+    drop(QmpClient::connect(control).context("the target")?);
     Ok(vm)
+}
+
+/// Migrates a guest to a vCPU that lacks the highest OPP of its own; what the one that it has left said.
+fn moved_on(vm: Vm, target: &Setup, policies: &[Policy]) -> Result<(String, LabVerdict)> {
+    let policy = policies.first().context("no policy")?;
+    let (_, lower) = policy.opps.split_last().context("no OPP")?;
+    let lower: Vec<String> = lower.iter().map(u32::to_string).collect();
+    let table = format!("0={}", lower.join(","));
+    let target = target.clone().with(&["--table", &table]);
+    let next = incoming(&target, (OTHERS_QMP, MOVES_ON_BY))?;
+    let mut qmp = QmpClient::connect(QMP[1])?;
+    qmp.migrate(MOVES_ON_BY)?;
+    sleep(SOON);
+    qmp.ask("quit", json!({}))?;
+    let (left, said) = (vm.finish(0)?, next.quit()?);
+    let lines = said.matches(NAMED).count();
+    let figures = json!({ "said": said });
+    let verdict = LabVerdict::with_figures(figures);
+    Ok((left, verdict.check("it is named once", lines == 1, lines)))
 }
 
 /// Migrates a guest whose server hears QEMU at its control socket: nothing is clamped any more where it
@@ -101,7 +131,7 @@ fn heard(source: &Setup, target: &Setup, policies: &[Policy]) -> Result<LabVerdi
     sleep(SOON);
     let before = in_force(&vm, policies, Policy::max)?;
     let mut qmp = QmpClient::connect(QMP[0])?;
-    let next = incoming(target)?;
+    let next = incoming(target, (QMP[1], MOVES_BY))?;
     qmp.migrate(MOVES_BY)?;
     sleep(SOON);
     let clamps = (0..policies.len()).map(|vcpu| vm.clamp(vcpu));

@@ -126,7 +126,8 @@ impl Backend for ShmBackend {
         guest: &GuestFacts,
     ) -> Result<(Box<dyn RunningBackend>, Option<KvmOffload>), BackendError> {
         let all = self.all.clone();
-        let requests = ShmRequests::new(self.memory.clone(), self.bells.clone(), all);
+        let embedder = guest.embedder.clone();
+        let requests = ShmRequests::new(self.memory.clone(), self.bells.clone(), all, embedder);
         let requests = Arc::new(requests.looking_every(self.look_every));
         let in_ram = self.memory.offset_in_ram().is_some();
         let run_watch = in_ram.then(|| Arc::new(RunWatch::new(self.memory.vcpus())));

@@ -229,12 +229,18 @@ impl SharedMemory {
         power.for_each(|(offset, microwatts)| describe(offset, *microwatts));
     }
 
-    /// Writes all of that again, and the header.
-    pub fn tell_again(&self) {
+    /// Writes all of that again, and the header. Whether something else was described there: the guest
+    /// was another host's, by a snapshot or a migration, or it has written that.
+    pub fn tell_again(&self) -> bool {
         self.write_header();
+        let mut differs = false;
         for (index, value) in &*self.described() {
+            let word = self.words_of_all().get(*index);
+            let found = word.map_or(0, |word| u32::from_le(word.load(Relaxed)));
+            differs |= found != *value && found != 0;
             self.store(*index, *value);
         }
+        differs
     }
 
     fn described(&self) -> MutexGuard<'_, BTreeMap<usize, u32>> {

@@ -21,10 +21,14 @@ use vcpufreq_device::{Actuator, Device, DeviceConfig, Events, Source, VcpuId, Wr
 use vmm_sys_util::eventfd::EventFd;
 
 use super::memory::SharedMemory;
+use crate::embedder::Embedder;
 use crate::ioeventfd::RequestQueue;
 
 /// How often the memory is looked at. A guest that has stored a request rings sooner.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+const ANOTHER_HOSTS: &str = "the guest comes from a host, or a snapshot, with other OPPs or capacities; \
+    it has this host's after a reboot";
 
 /// What a server has the worker do for all vCPUs.
 #[derive(Clone)]
@@ -75,6 +79,9 @@ pub struct ShmRequests {
     /// dies meanwhile, [`Self::drain`] carries it out again.
     answering: Mutex<Option<VcpuId>>,
     looks: Mutex<Looks>,
+    embedder: Arc<dyn Embedder>,
+    /// Whether that has been told that the guest was another host's: a guest can make it look so.
+    told: AtomicBool,
 }
 
 /// What the memory had at the last look, and when the next one is due.
@@ -104,8 +111,13 @@ impl LastRequest {
 
 impl ShmRequests {
     /// Reads requests from `memory`, when a doorbell rings: a vCPU's own in `bells`, or the server's
-    /// for all, `all`.
-    pub fn new(memory: Arc<SharedMemory>, bells: Arc<[EventFd]>, all: AllVcpus) -> Self {
+    /// for all, `all`. `embedder` is told once if the guest was another host's.
+    pub fn new(
+        memory: Arc<SharedMemory>,
+        bells: Arc<[EventFd]>,
+        all: AllVcpus,
+        embedder: Arc<dyn Embedder>,
+    ) -> Self {
         let vcpus = vec![LastRequest::default(); usize::from(memory.vcpus())];
         let (every, next) = (LOOK_EVERY, Instant::now() + LOOK_EVERY);
         Self {
@@ -114,6 +126,8 @@ impl ShmRequests {
             all,
             answering: Mutex::default(),
             looks: Mutex::new(Looks { every, next, vcpus }),
+            embedder,
+            told: AtomicBool::new(false),
         }
     }
 
@@ -210,7 +224,9 @@ impl ShmRequests {
     pub fn look<A: Actuator, S: Source, E: Events>(&self, device: &Device<A, S, E>) {
         let _alone = self.answering();
         let left = self.left();
-        self.memory.tell_again();
+        if self.memory.tell_again() && !self.told.swap(true, SeqCst) {
+            self.embedder.warn(ANOTHER_HOSTS);
+        }
         for vcpu in (0..self.memory.vcpus()).map(VcpuId) {
             device.show_given(vcpu);
         }
@@ -309,9 +325,10 @@ mod tests {
     //! A VMM can't make the server wait. No unanswered ring is lost, except those of a guest that
     //! starts anew. A request without a doorbell is carried out, and an announced one is carried
     //! out once.
-    use std::sync::atomic::Ordering::Relaxed;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
     use super::*;
+    use crate::embedder::Silent;
     use crate::ioeventfd::fake_device::{fake_device, requests};
     use crate::shm::sealed_memory;
     use vcpufreq_device::fakes::{FixedSource, NullActuator, RecordingActuator};
@@ -339,7 +356,7 @@ mod tests {
             memory.store_request(VcpuId(vcpu), 500);
         }
         bells[1].write(2).unwrap();
-        let requests = ShmRequests::new(memory, bells, AllVcpus::new().unwrap());
+        let requests = ShmRequests::new(memory, bells, AllVcpus::new().unwrap(), Arc::new(Silent));
         let (actuator, source) = (RecordingActuator::default(), FixedSource::default());
         let device = Device::new(config, actuator, source, NoEvents).unwrap();
         (requests, device)
@@ -415,7 +432,7 @@ mod tests {
         let memory = Arc::new(SharedMemory::new(1).unwrap());
         let bell = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let all = AllVcpus::new().unwrap();
-        let queue = ShmRequests::new(memory.clone(), [bell()].into(), all);
+        let queue = ShmRequests::new(memory.clone(), [bell()].into(), all, Arc::new(Silent));
         let look = || {
             queue.looks().next = Instant::now();
             queue.finish(&device);
@@ -434,6 +451,47 @@ mod tests {
         store(0);
         look();
         assert_eq!(look(), [2, 1, 0]);
+    }
+
+    /// Counts what it is told.
+    #[derive(Debug, Default)]
+    struct Told(AtomicU32);
+
+    impl Embedder for Told {
+        fn warn(&self, _: &str) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Memory of a snapshot of another host's is named once, however often a guest makes it so.
+    #[test]
+    fn a_guest_of_another_host_is_named_once() {
+        let (_, device) = rung();
+        let spec = |khz| VcpuSpec {
+            table: PerfTable::try_from(vec![Khz(khz)]).unwrap(),
+            capacity: Util::MAX,
+            domain: DomainId(0),
+        };
+        let config = |khz| DeviceConfig::new(vec![spec(khz)]);
+        let memory = Arc::new(SharedMemory::of(&config(500)).unwrap());
+        let (all, told) = (AllVcpus::new().unwrap(), Arc::new(Told::default()));
+        let bells: Arc<[EventFd]> = [].into();
+        let requests = ShmRequests::new(memory.clone(), bells, all, told.clone());
+        let other = SharedMemory::of(&config(700)).unwrap();
+        let look = |there: Option<&SharedMemory>| {
+            for (to, from) in memory
+                .words()
+                .iter()
+                .zip(there.iter().flat_map(|m| m.words()))
+            {
+                to.store(from.load(Relaxed), Relaxed);
+            }
+            requests.look(&device);
+            told.0.load(Relaxed)
+        };
+        let blank = SharedMemory::new(1).unwrap();
+        assert_eq!([look(None), look(Some(&blank)), look(None)], [0; 3]);
+        assert_eq!([look(Some(&other)), look(None), look(Some(&other))], [1; 3]);
     }
 
     /// A guest's own RAM, with pages at its end.
@@ -456,7 +514,8 @@ mod tests {
         let pages = RegisterPages::new(Box::new(memory.clone()), 2).unwrap();
         device.attach_pages(pages).unwrap();
         let all = AllVcpus::new().unwrap();
-        (ShmRequests::new(memory, [].into(), all), device)
+        let requests = ShmRequests::new(memory, [].into(), all, Arc::new(Silent));
+        (requests, device)
     }
 
     #[test]
