@@ -158,7 +158,7 @@ const BOOTS: &[Boot] = &[
         vmm: GuestVmm::Qemu,
         host: Rt,
         guest: Rt,
-        ..boot(Long, 300, "rk3588", &[])
+        ..boot(Long, 300, "qcs6490", &[])
     },
     Boot {
         sampled: &["rt-loop"],
@@ -457,7 +457,7 @@ const BOOTS: &[Boot] = &[
         vmm: GuestVmm::Qemu,
         driver: Mainline,
         path: Some("ram"),
-        ..boot(Long, 120, "2+2", &["demo"])
+        ..boot(Long, 200, "2+2", &["demo", "qemu-moves"])
     },
     boot(Long, 70, "2+2", &["qemu-service"]),
     // An x86-64 host.

@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::piped::threads;
+use vcpufreq_device::Util;
 use vcpufreq_host::{CpuList, Tid};
 use vcpufreq_tests::LabVerdict;
 
@@ -76,6 +77,8 @@ for one in vda nullb0; do
     [ ! -e /sys/block/$one/stat ] || while read -r reads rest; do echo $reads; done < /sys/block/$one/stat
 done
 busybox awk '/^Icmp:/ { for (i = 2; i <= NF; i++) if (n[i] == \"InEchoReps\") print $i; else n[i] = $i }' /proc/net/snmp";
+/// Of the scheduler, on host and guest.
+const TICK_US: u64 = 4_000;
 /// Both in 10 s, at least.
 const LOADED: u64 = 100;
 const OPTIONS: [&str; 4] = ["--rt", "1=fifo:1", "--resume-latency-us", "50"];
@@ -109,15 +112,38 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     succeeded(&["restore"])?;
     let by_hand = guest.by_hand(plan)?;
     let left = inventory::changes(&before, &inventory::everything()?);
+    let deviations = deviations(&by_hand);
     let figures = json!({
         "emulated": true, "by_run": by_run, "by_tool": by_tool, "by_hand": by_hand, "left": left,
+        "deviations_by_hand": deviations,
     });
     let measured = [&by_run, &by_tool, &by_hand].map(|row| row["measured"] == true);
+    let longest = [&by_run, &by_tool].map(|row| row["latency"]["max_us"].as_u64().unwrap_or(0));
+    let near = longest[1] <= (longest[0] * 11 / 10).max(longest[0] + TICK_US);
     let alone = [&by_run, &by_tool].map(|row| row["alone"] == true);
     Ok(LabVerdict::with_figures(figures)
         .check_eq("each is measured", &measured, [true; 3])
         .check_eq("the vCPU is alone there", &alone, [true; 2])
+        .check("QEMU's longest latency is near run's", near, longest)
+        .check("by hand it is another", !deviations.is_empty(), &deviations)
         .check_none("nothing is left", &left))
+}
+
+/// What the tool would have otherwise: other threads and interrupts on the pCPU, and the clamp, which is
+/// the real-time default.
+fn deviations(by_hand: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    for list in ["strangers", "vmm_threads_that_may_run_there"] {
+        let names = by_hand[list].as_array().into_iter().flatten();
+        found.extend(names.map(|name| format!("{list}: {name}")));
+    }
+    if by_hand["interrupts_there"] != 0 {
+        found.push(format!("{} interrupts", by_hand["interrupts_there"]));
+    }
+    if by_hand["uclamp_min"].as_u64() == Some(u64::from(Util::MAX.get())) {
+        found.push("clamped to the maximum".to_owned());
+    }
+    found
 }
 
 impl IoGuest<'_> {

@@ -58,7 +58,7 @@ pub fn run(name: &str) -> Result<LabVerdict> {
     let applied = inventory::everything()?;
     for (round, part) in (of_exec..kills).zip(PARTS.iter().cycle()) {
         begins(round, kills, "QEMU");
-        let (had_changed, found) = qemu(&setup, *part, moment(OF_QEMU))?;
+        let (had_changed, found) = qemu(&setup, *part, moment(OF_QEMU), &applied)?;
         at_work += u32::from(had_changed);
         left.extend(found.iter().map(|one| format!("{round}: {part:?}: {one}")));
     }
@@ -105,7 +105,12 @@ fn exec(guest: &str, moment: Duration, before: &Inventory) -> Result<(bool, Vec<
 }
 
 /// Whether the vCPU was real-time when `part` was killed, and what is left soon after.
-fn qemu(setup: &Setup, part: KilledPart, moment: Duration) -> Result<(bool, Vec<String>)> {
+fn qemu(
+    setup: &Setup,
+    part: KilledPart,
+    moment: Duration,
+    applied: &Inventory,
+) -> Result<(bool, Vec<String>)> {
     let mut vm = Vm::start(setup)?;
     sleep(moment);
     let is_real_time = vm.scheduling(1).is_ok_and(|found| found == "1 1");
@@ -118,6 +123,7 @@ fn qemu(setup: &Setup, part: KilledPart, moment: Duration) -> Result<(bool, Vec<
         left.extend((after != "0 0").then(|| format!("vCPU 1 with {after}")));
     }
     vm.kill()?;
+    left.extend(served::changed_soon(applied)?);
     let look = || {
         if part != KilledPart::Qemu {
             // What has no guardian: the record by which a server would take the VM over.

@@ -16,6 +16,7 @@ use vcpufreq_tests::LabVerdict;
 
 use super::daemon::Daemon;
 use super::domain::{self, LibvirtDomain, STARTED, STOPPED, TREE, shmem, write};
+use super::groups::{VcpuGroup, still_clamped};
 use crate::harness::host::begins;
 use crate::harness::leftovers::left_soon;
 use crate::harness::plan::{Plan, ask_for, set_governor};
@@ -69,17 +70,19 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     plan.load_driver(&mut host.vm)?;
     set_governor(&mut host.vm, 1, "userspace")?;
     let started = in_force(&mut host.vm, policy)?;
+    let mut groups = VcpuGroup::all(&host.vm, PINS.len())?;
     begins(2, 5, "its server ends, and another takes it over");
     let unserved = unserved(&host.vm)?;
     let taken_over = in_force(&mut host.vm, policy)?;
     begins(3, 5, "the domain is saved and restored");
     let restored = restored(&mut host, &domain, policy, &before)?;
+    groups.extend(VcpuGroup::all(&host.vm, PINS.len())?);
     begins(4, 5, "the domain ends");
     host.power_off()?;
     let ended = settled(10 * SOON, || domain.states(), |now| now == STOPPED)?;
     let changed = settled(10 * SOON, || changes(&before), Vec::is_empty)?;
     let said = host.end()?;
-    let left = left_soon()?;
+    let left = [left_soon()?, still_clamped(&groups)?].concat();
     let figures = json!({
         "units": served, "doctor": doctor, "units_after_end": ended,
         "changed": changed, "left": left, "libvirt_said": said, "server_said": server_said(),
