@@ -36,12 +36,16 @@ SYSTEMD_SERVICE:${PN} = "vcpufreq-rt.service"
 
 do_install() {
     install -d ${D}${sysconfdir}/vcpufreq ${D}${systemd_system_unitdir}
-    printf 'profile = "%s"\n\n[guest]\n%s = "%s"\n' "${VCPUFREQ_RT_PROFILE}" \
-        "${VCPUFREQ_RT_GUEST}" "${QCOM_RT_CPU}" > ${D}${sysconfdir}/vcpufreq/rt.toml
+    # Some of the guide's profiles have no cpuset, without which a real-time guest is refused.
+    printf 'profile = "%s"\n\n[guest]\n%s = "%s"\n\n[settings]\ncpuset = "isolated"\n' \
+        "${VCPUFREQ_RT_PROFILE}" "${VCPUFREQ_RT_GUEST}" "${QCOM_RT_CPU}" \
+        > ${D}${sysconfdir}/vcpufreq/rt.toml
     install -m 0644 ${S}/vcpufreq-rt.service ${D}${systemd_system_unitdir}/
     # Guests, which "vcpufreq" has, start on CPUs that are set apart.
-    install -d ${D}${systemd_system_unitdir}/vcpufreq@.service.d
-    install -m 0644 ${S}/after-rt.conf ${D}${systemd_system_unitdir}/vcpufreq@.service.d/
+    for unit in vcpufreq@ vcpufreq-serve@; do
+        install -d ${D}${systemd_system_unitdir}/$unit.service.d
+        install -m 0644 ${S}/after-rt.conf ${D}${systemd_system_unitdir}/$unit.service.d/
+    done
 }
 
 FILES:${PN} += "${systemd_system_unitdir}"
