@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The page of `vcpufreq rt report` and `rt compare`: the verdict, the histograms of wake-up latencies,
-//! those of one test above one another on one scale, and the conditions. From the reports' JSON.
+//! those of one test's runs above one another on one scale, and the conditions. From the reports' JSON.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -42,7 +42,10 @@ pub fn latency_page(reports: &[(String, Value)]) -> String {
     }
     for name in names {
         let own: Vec<&LatencyRun> = runs.iter().filter(|run| run.test == name).collect();
-        let _ = writeln!(page, "<h2>{}</h2>\n{}", escaped(name), histograms(&own));
+        let _ = writeln!(page, "<h2>{}</h2>", escaped(name));
+        for run in &own {
+            page.push_str(&histograms(run, &own));
+        }
         page.push_str(&figures(&own));
         for run in own {
             page.push_str(&spikes(run));
@@ -127,6 +130,8 @@ fn verdict(report: &Value) -> (&'static str, String) {
 const LEGEND: &str = "<p>In a picture each bar is the number of wake-ups with that latency, on a \
     logarithmic scale. The line above reaches from the shortest to the longest, and its bar is the \
     median.</p>\n";
+/// The counts that have a line and a label, as far as there are so many.
+const COUNTS: [(u64, &str); 2] = [(1_000, "1,000"), (1_000_000, "1,000,000")];
 
 /// Where latencies and counts lie: the counts' scale is logarithmic.
 struct HistogramScale {
@@ -160,20 +165,18 @@ fn float(number: u64) -> f64 {
     f64::from(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
-/// A row for each CPU of each run.
-fn histograms(runs: &[&LatencyRun]) -> String {
-    let label = format!("latencies, {}", runs.first().map_or("", |run| &run.test));
-    pictures(&label, |picture| {
-        let scale = HistogramScale::of(runs, picture.width);
-        let mut top = 0.0;
-        for run in runs {
-            for latencies in run.latencies {
+/// A row for each CPU of a run, on the scale of all `runs`.
+fn histograms(run: &LatencyRun, runs: &[&LatencyRun]) -> String {
+    let name = escaped(&run.name);
+    let label = format!("latencies, {}, {}", run.test, run.name);
+    format!("<h3>{name}</h3>\n")
+        + &pictures(&label, |picture| {
+            let scale = HistogramScale::of(runs, picture.width);
+            run.latencies.iter().fold(0.0, |top, latencies| {
                 histogram(picture, &scale, (run, latencies), top);
-                top += TEXT + BARS + FOOT;
-            }
-        }
-        top
-    })
+                top + TEXT + BARS + FOOT
+            })
+        })
 }
 
 /// The bars of one CPU, and its spread: what is off the scale is at the right edge.
@@ -187,14 +190,21 @@ fn histogram(
     let (max, median) = (number("max_us").unwrap_or(0), median(latencies));
     let mark = if run.emulated { " (emulated)" } else { "" };
     let median_text = median.map_or("-".to_owned(), |us| us.to_string());
-    let end = format!(
-        "{mark}, CPU {}: median {median_text}, longest {max} µs",
+    let text = format!(
+        "CPU {}{mark}: median {median_text}, longest {max} µs",
         latencies["cpu"]
     );
-    let text = picture.fitted(&run.name, &end);
     picture.text((MARGIN, top + TEXT - 8.0), Anchor::Start, &text);
     let base = top + TEXT + BARS;
     scale.us.marks(picture, (base, base + 4.0), ("µs", 1.0));
+    let right = scale.us.ends.1;
+    for (count, label) in COUNTS {
+        let y = base - scale.height(count);
+        if y >= top + TEXT + 2.0 * ABOVE {
+            picture.line((MARGIN, y), (right, y), "class=\"axis\"");
+            picture.text((right, y + 12.0), Anchor::End, label);
+        }
+    }
     let mut path = String::new();
     for (us, count) in bins(latencies) {
         let [x, to] = [us, us.saturating_add(1)].map(|us| scale.us.x(float(us)));
@@ -205,7 +215,7 @@ fn histogram(
         );
     }
     picture.add(&format!("<path d=\"{path}\" class=\"bars\"/>"));
-    picture.line((MARGIN, base), (scale.us.ends.1, base), "class=\"axis\"");
+    picture.line((MARGIN, base), (right, base), "class=\"axis\"");
     let spread = Spread {
         least: number("min_us").map_or(0.0, float),
         median: median.map_or(0.0, float),
@@ -323,19 +333,23 @@ mod tests {
             "<h2>host, idle</h2>",
             "<b>Held, a&lt;b</b>: 1 of 1 longest latencies are within the budget of 100 µs.",
             "<b>Not held, c</b>: 0 of 1 ",
-            ">a&lt;b, run 1, CPU 3: median 1, longest 19 µs</text>",
-            ">c, run 1, CPU 3: median 1, longest 400 µs</text>",
-            // From 1 µs on a scale of 20; the second one 150 below the first.
-            "M68.4 118.0V46.0H110.8V118.0",
-            "M68.4 268.0V196.0H110.8V268.0",
+            "<h3>a&lt;b, run 1</h3>",
+            "<h3>c, run 1</h3>",
+            ">CPU 3: median 1, longest 19 µs</text>",
+            ">CPU 3: median 1, longest 400 µs</text>",
             // Off the scale.
-            "<line x1=\"874.0\" y1=\"180.0\"",
+            "<line x1=\"874.0\" y1=\"30.0\"",
             "<td>a&lt;b, run 1, CPU 3</td><td>1001</td><td>1</td><td>2</td><td>-</td><td>19</td>",
             "7&lt;",
         ] {
             assert!(page.contains(part), "{part}: {page}");
         }
-        assert_eq!(page.matches("<svg").count(), 2);
+        // From 1 µs on a scale of 20, for a page, of both.
+        assert_eq!(page.matches("M68.4 118.0V46.0H110.8V118.0").count(), 2);
+        // For a page and for a phone, of both; not 1,000,000.
+        assert_eq!(page.matches(">1,000</text>").count(), 4, "{page}");
+        assert!(!page.contains(">1,000,000</text>"), "{page}");
+        assert_eq!(page.matches("<svg").count(), 4);
         assert!(!page.contains("http"), "{page}");
         assert!(page.find("class=\"verdict\"") < page.find("<svg"), "{page}");
         let other = latency_page(&[

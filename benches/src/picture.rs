@@ -126,20 +126,6 @@ impl Drawing {
         );
     }
 
-    /// A name and what follows, without the name's beginning where there is no room for that.
-    pub fn fitted(&self, name: &str, end: &str) -> String {
-        let count = |text: &str| text.chars().count();
-        let room = std::iter::successors(Some(0.0), |x| Some(x + LETTER));
-        let room = room.skip(1).take_while(|x| *x <= self.width - 2.0 * MARGIN);
-        let room = room.count().saturating_sub(count(end));
-        if count(name) <= room {
-            return format!("{name}{end}");
-        }
-        let cut = (count(name) + 1).saturating_sub(room);
-        let rest: String = name.chars().skip(cut).collect();
-        format!("…{rest}{end}")
-    }
-
     /// Adds a text.
     pub fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, text: &str) {
         let anchor = match anchor {
@@ -237,17 +223,6 @@ mod tests {
         ] {
             assert!(html.contains(part), "{part}: {html}");
         }
-    }
-
-    #[test]
-    fn a_name_gives_way_to_what_follows() {
-        let picture = Drawing {
-            width: 2.0 * MARGIN + 10.0 * LETTER,
-            text: String::new(),
-        };
-        assert_eq!(picture.fitted("abcdefgh", ", x"), "…cdefgh, x");
-        assert_eq!(picture.fitted("abcdefg", ", x"), "abcdefg, x");
-        assert_eq!(picture.fitted("abc", ", 1234567890"), "…, 1234567890");
     }
 
     #[test]

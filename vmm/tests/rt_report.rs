@@ -544,7 +544,7 @@ fn worse_is_beyond_the_draws_spread() {
         assert!(text.contains(said), "{text}");
     }
     let page = fs::read_to_string(&html).expect("the page");
-    assert!(page.contains("run 2, CPU 3: "), "{page}");
+    assert!(page.contains(", run 2</h3>"), "{page}");
     let json = compare([&first, &second], &["--json"]).stdout;
     let json: Value = serde_json::from_slice(&json).expect("JSON");
     assert_eq!(json["verdict"], "worse");
