@@ -6,10 +6,10 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::picture::{Anchor, Drawing, LETTER, Scale, Stroke, escaped, pictures};
+use crate::picture::{Anchor, Drawing, LETTER, MARGIN, Scale, Stroke, pictures};
 
 /// A variant's name and its stroke, which differs from the others' without colour too.
-pub const LINES: [(&str, Stroke); 5] = [
+const LINES: [(&str, Stroke); 5] = [
     ("host", stroke("#444444", "2 3", 2.0)),
     ("vm", stroke("#b45309", "9 5", 2.0)),
     ("vm+bridge", stroke("#2563eb", "none", 3.0)),
@@ -24,6 +24,11 @@ const fn stroke(colour: &'static str, dashes: &'static str, width: f64) -> Strok
         width,
     }
 }
+
+/// How a picture is read.
+pub const LEGEND: &str = "<p>In a chart over time a line is the frequency of the pCPU that the load \
+    runs on, and a circle is a request of the guest. Below are the lines' names. A bar there shows \
+    the pCPU that the load runs on; a darker bar is a more capable pCPU.</p>\n";
 
 /// In the SVG's own units.
 const LEFT: f64 = 78.0;
@@ -93,7 +98,7 @@ pub fn chart(report: &Value, title: &str) -> String {
         }
         let mut y = BOTTOM + BELOW;
         for (name, stroke, lines) in there {
-            plane.band(picture, report, lines, (name, stroke.colour, y));
+            plane.band(picture, report, lines, (name, stroke, y));
             y += BAND;
         }
         y + 4.0
@@ -153,24 +158,27 @@ impl Plane {
         }
     }
 
-    /// Which pCPUs the load was on: the darker, the more capable.
+    /// The name above its stroke, and which pCPUs the load was on: the darker, the more capable.
     fn band(
         &self,
         picture: &mut Drawing,
         report: &Value,
         lines: &Value,
-        (name, colour, y): (&str, &str, f64),
+        (name, stroke, y): (&str, Stroke, f64),
     ) {
-        picture.text((LEFT - 6.0, y + 12.0), Anchor::End, name);
+        let right = LEFT - 6.0;
+        picture.text((right, y + 11.0), Anchor::End, name);
+        picture.line((MARGIN, y + 15.0), (right, y + 15.0), &stroke.attributes());
         let placement = points(&lines["placement"]);
         let end = lines["end_us"].as_f64().unwrap_or(0.0);
         for (at, (us, cpu)) in placement.iter().enumerate() {
             let until = placement.get(at + 1).map_or(end, |(us, _)| *us);
             let (x, to) = (self.times.x(*us), self.times.x(until));
             picture.add(&format!(
-                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.0}\" fill=\"{colour}\" opacity=\"{:.2}\"><title>pCPU {cpu}</title></rect>",
+                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.0}\" fill=\"{}\" opacity=\"{:.2}\"><title>pCPU {cpu}</title></rect>",
                 (to - x).max(0.0),
                 BAND - 4.0,
+                stroke.colour,
                 capacity(report, *cpu) / 1024.0 * 0.4 + 0.05,
             ));
             // The bar's title names the pCPU where the text would be cut off.
@@ -181,29 +189,6 @@ impl Plane {
             }
         }
     }
-}
-
-/// The strokes of the variants that there are lines of.
-pub fn legend(report: &Value) -> String {
-    let there = |name: &str| {
-        let mut series = report["series"].as_array().into_iter().flatten();
-        series.any(|one| one["variant"] == name)
-    };
-    let mut text =
-        "<p class=\"legend\">In a chart over time a line is the frequency of the pCPU that the \
-                    load runs on:"
-            .to_owned();
-    for (name, stroke) in LINES.iter().filter(|(name, _)| there(name)) {
-        let _ = write!(
-            text,
-            "<span class=\"range\"><svg viewBox=\"0 0 36 12\" aria-hidden=\"true\"><line x1=\"0\" y1=\"6\" x2=\"36\" y2=\"6\" \
-             {}/></svg>{}</span>",
-            stroke.attributes(),
-            escaped(name)
-        );
-    }
-    text + ". A circle is a request of the guest. A bar \
-            below shows the pCPU that the load runs on; a darker bar is a more capable pCPU.</p>\n"
 }
 
 fn capacity(report: &Value, cpu: f64) -> f64 {

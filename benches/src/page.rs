@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::chart::{chart, legend, titles};
+use crate::chart::{self, chart, titles};
 use crate::picture::escaped;
 use crate::report_json::{cell, find, metrics, number, rows, scenarios, variants, with_unit};
 use crate::spread::{LEGEND, ramps};
@@ -15,12 +15,12 @@ use crate::spread::{LEGEND, ramps};
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;\
 padding:0 1em;color:#222}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right;\
 border-bottom:1px solid #ddd;vertical-align:top}td:first-child,th:first-child{text-align:left}\
-.wide{overflow-x:auto}pre{white-space:pre-wrap;overflow-wrap:anywhere}.facts td{text-align:left}.verdict{font-size:1.3em;border-left:.3em solid #2563eb;\
+.wide{overflow-x:auto}pre{white-space:pre-wrap;overflow-wrap:anywhere}.facts td{text-align:left;overflow-wrap:anywhere}.verdict{font-size:1.3em;border-left:.3em solid #2563eb;\
 padding-left:.8em}svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;\
 fill:#222}.axis{stroke:#bbb}.bars{fill:#93c5fd;stroke:#1e3a8a}.draw{fill:#fff;fill-opacity:.6;stroke:#222;stroke-width:1.5}\
-.phone{display:none}.legend svg{width:2.2em;height:.9em;margin:0 .3em 0 1.2em}\
+.phone{display:none}\
 .range{white-space:nowrap}\
-@media(max-width:600px){body{margin:1em auto;font-size:14px}td,th{padding:.2em .3em}\
+@media(max-width:600px){body{margin:1em auto;font-size:14px}td,th{padding:.2em;font-size:12px}\
 td .range{display:block;font-size:.85em}td:first-child{overflow-wrap:anywhere;min-width:6em}\
 h3,li,p{overflow-wrap:anywhere}.page{display:none}.phone{display:inline}}\
 @media print{body{max-width:none;margin:0}h2,h3{break-after:avoid}p,svg,tr,.chart{break-inside:avoid}}";
@@ -111,7 +111,7 @@ fn verdict(report: &Value) -> String {
 
 /// Each scenario's ramps, charts and figures, then what holds.
 fn body(report: &Value) -> String {
-    let mut page = LEGEND.to_owned() + &legend(report);
+    let mut page = LEGEND.to_owned() + chart::LEGEND;
     for name in scenarios(report) {
         let _ = writeln!(page, "<h2>{}</h2>", escaped(name));
         page.push_str(&ramps(report, name));
@@ -175,7 +175,7 @@ fn cluster(cluster: &Value) -> String {
 /// A value as a person writes it.
 fn plain(value: &Value) -> String {
     match value {
-        Value::Null => "not given".to_owned(),
+        Value::Null => "none".to_owned(),
         Value::Bool(true) => "yes".to_owned(),
         Value::Bool(false) => "no".to_owned(),
         Value::String(text) => escaped(text),
@@ -289,12 +289,12 @@ fn figures(report: &Value, scenario: &str) -> String {
     text.push_str("</tr>\n");
     for metric in metrics(report, scenario) {
         let name = escaped(&with_unit(report, (scenario, metric)));
+        let name = name.replace('.', ".<wbr>").replace('_', "_<wbr>");
         let _ = write!(text, "<tr><td>{name}</td>");
         for variant in variants(report) {
             let cell = find(report, (scenario, metric), variant).map_or("-".to_owned(), cell);
             // On a phone the range is below the median.
             let cell = cell
-                .replace('!', "from an unsettled state")
                 .replace('(', "<span class=\"range\">(")
                 .replace(')', ")</span>");
             let _ = write!(text, "<td>{cell}</td>");
@@ -319,7 +319,7 @@ mod tests {
 
     fn bench_report(results: &[Value]) -> Value {
         json!({
-            "conditions": { "host_kernel": "7<", "speed_model": true, "clusters": [
+            "conditions": { "host_kernel": "7<", "speed_model": true, "qemu": null, "clusters": [
                 { "cpus": [0, 1], "capacity": 1024, "min_khz": 1_000_000, "max_khz": 2_000_000 }] },
             "results": results,
             "series": [{ "scenario": "big-ramp", "title": "big-ramp", "variant": "host", "lines": {
@@ -341,11 +341,15 @@ mod tests {
             "M78.0 135.7",
             "H476.0V21.4",
             "<circle",
-            "to_fmax [ms]",
+            "to_<wbr>fmax [ms]",
             "never",
             "7&lt;",
             "why",
             "<th>speed model</th><td>yes</td>",
+            "<th>qemu</th><td>none</td>",
+            // The stroke is with its name.
+            ">host</text>\n<line x1=\"26.0\" y1=\"299.0\" x2=\"72.0\"",
+            "vm is a guest without the bridge",
             "CPUs 0, 1: capacity 1024, 1.00 to 2.00 GHz",
             "<b>Not complete</b>: 1 parts failed",
             "<h3>to_fmax</h3>",

@@ -24,8 +24,9 @@ const MARKS: f64 = 28.0;
 const FOOT: f64 = 28.0;
 
 /// How a picture is read.
-pub const LEGEND: &str = "<p>In a ramp's picture a circle is a draw, the line reaches from the least to \
-    the most, and the bar is the median.</p>\n";
+pub const LEGEND: &str = "<p>vm is a guest without the bridge, vm+bridge one with it. In a ramp's picture \
+    a circle is a draw, the line reaches from the least to the most, and the bar is the median. A \
+    figure with ! is from a state that had not settled.</p>\n";
 
 /// The pictures of a scenario's ramps.
 pub fn ramps(report: &Value, scenario: &str) -> String {
@@ -90,10 +91,16 @@ fn variant(picture: &mut Drawing, scale: Scale, row: &Value, top: f64) {
         false => format!(" {name}"),
     };
     let variant = row["variant"].as_str().unwrap_or("?");
-    let mut text = format!("{variant}: {}{unit}, n = {all}", cell(row));
-    if draws.len() < all {
-        text += &format!(", never in {}", all - draws.len());
-    }
+    let cell = cell(row);
+    let (figure, mark) = match cell.strip_suffix(" !") {
+        Some(figure) => (figure, " !"),
+        None => (&*cell, ""),
+    };
+    let count = match all - draws.len() {
+        0 => format!("n = {all}"),
+        never => format!("{never} of {all} never"),
+    };
+    let text = format!("{variant}: {figure}{unit}{mark}, {count}");
     picture.text((MARGIN, top + TEXT), Anchor::Start, &text);
     let y = top + MARKS;
     picture.line((scale.ends.0, y), (scale.ends.1, y), "class=\"axis\"");
@@ -144,18 +151,19 @@ mod tests {
 
     #[test]
     fn a_ramp_has_medians_spread_and_draws_of_each_variant() {
-        let results = [
+        let mut results = [
             row("host", "to_fmax", &json!([100_000, 110_000, 111_000])),
             row("vm+bridge", "to_fmax", &json!([100_000, 110_000, null])),
             row("vm", "to_fmax", &json!([null, null, null])),
             row("host", "work", &json!([1, 2, 3])),
         ];
+        results[1]["unsettled"] = json!(["why"]);
         let html = ramps(&json!({ "results": results }), "big-ramp");
         for part in [
             "<h3>to_fmax</h3>",
             ">host: 110.0 (100.0–111.0) ms, n = 3</text>",
-            ">vm+bridge: 110.0 (100.0–never) ms, n = 3, never in 1</text>",
-            ">vm: never, n = 3, never in 3</text>",
+            ">vm+bridge: 110.0 (100.0–never) ms !, 1 of 3 never</text>",
+            ">vm: never, 3 of 3 never</text>",
             ">110 ms</text>",
         ] {
             assert!(html.contains(part), "{part}: {html}");
