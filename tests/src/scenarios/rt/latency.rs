@@ -154,8 +154,12 @@ fn all_loads(vm: &mut Vm) -> Result<LabVerdict> {
         // All of them at once are more than the one stream of instructions can carry.
         "--others",
         "0-1",
+        // Each is above it.
+        "--spike-us",
+        "1",
     ];
-    let status = command(&common)?.status()?;
+    let of_host = ["--stress-fifo", "1"];
+    let status = command(&[&common[..], &of_host].concat())?.status()?;
     let host = printed(status.code())?;
     let of_guest = ["--guest-only", "--guest-others", "0", "--loads", "stress"];
     let guest = report(vm, &[&common[..], &of_guest].concat())?;
@@ -169,6 +173,14 @@ fn all_loads(vm: &mut Vm) -> Result<LabVerdict> {
         let latency = &run["latencies"][0];
         latency["samples"] == 500 && latency["max_us"].as_u64() > Some(0)
     };
+    let recorded = |run: &&Value| {
+        let spikes = &run["spikes"];
+        spikes["count"].as_u64() > Some(0) && spikes["recorded"][0]["at_us"].is_u64()
+    };
+    let spikes: Vec<Value> = runs
+        .iter()
+        .map(|run| run["spikes"]["count"].clone())
+        .collect();
     let complete = runs.len() == 4 && runs.iter().filter(full).count() == runs.len();
     let refused =
         |one: &&Value| one["verdict"] == "refused" && one["conditions"]["emulated"].is_string();
@@ -180,6 +192,11 @@ fn all_loads(vm: &mut Vm) -> Result<LabVerdict> {
     let verdicts = [&host["verdict"], &guest["verdict"]];
     Ok(LabVerdict::with_figures(figures)
         .check("each run is complete", complete, &rows)
+        .check(
+            "long latencies are recorded",
+            runs.iter().all(recorded),
+            &spikes,
+        )
         .check(
             "emulated, both are refused a verdict",
             both.iter().all(refused),

@@ -17,11 +17,12 @@ use crate::harness::leftovers::left_soon;
 use crate::harness::plan::{Plan, ask_for, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::rt_command::succeeded;
+use crate::harness::server::ServeProcess;
 use crate::harness::sysfs;
 use crate::harness::thread_facts::{allowed, scheduling};
 use crate::harness::trace;
-use crate::harness::vm::{self, Setup, Vm};
-use crate::harness::vmm::{Vmm, vcpu_name};
+use crate::harness::vm::{self, BOOT, Setup, Vm};
+use crate::harness::vmm::{SOCKET, Vmm, qemu_at, vcpu_name};
 use crate::harness::wait::{SOON, settled};
 
 const BOUND_US: &str = "50";
@@ -68,12 +69,14 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         let vcpu = (policy, cpu, floor);
         rounds.push(round(plan, &setup, vcpu, killed, &applied)?);
     }
+    let by_serve = by_serve(plan, &setup, (policy, cpu, floor), &applied)?;
     let changed = inventory::changes(&applied, &inventory::everything()?);
     succeeded(&["restore"])?;
     let left = inventory::changes(&before, &inventory::everything()?);
     let figures = json!({ "refused": refused, "changed": changed, "left": left });
     Ok(LabVerdict::with_figures(figures)
         .parts("rounds", rounds)
+        .part("by_serve", by_serve)
         .check_none("what apply set stays", &changed)
         .check_none("nothing is left", &left))
 }
@@ -107,13 +110,7 @@ fn round(
 ) -> Result<LabVerdict> {
     let mut vm = Vm::boot_real_time(setup)?;
     plan.load_driver(&mut vm)?;
-    set_governor(&mut vm, 1, "userspace")?;
-    let mut clamps = Vec::new();
-    for khz in [policy.max(), policy.min()] {
-        ask_for(&mut vm, 1, khz)?;
-        let wanted = policy.util(khz.max(floor));
-        clamps.push(vm.settled_clamp(1, (wanted, 1024))? == (wanted, 1024));
-    }
+    let clamps = in_force(&mut vm, (policy, floor))?;
     let alone = alone(&vm, &[("1 1", cpu)])?;
     let mut goes_on = None;
     if killed != KilledPart::Qemu {
@@ -143,6 +140,43 @@ fn round(
         verdict = verdict.part("goes_on", goes_on);
     }
     Ok(verdict)
+}
+
+/// By a server that QEMU connects to, and that ends before QEMU does.
+fn by_serve(
+    plan: &Plan,
+    setup: &Setup,
+    (policy, cpu, floor): (&Policy, u32, u32),
+    applied: &Inventory,
+) -> Result<LabVerdict> {
+    let server = ServeProcess::start(setup)?;
+    let mut vm = Vm::spawn(&mut qemu_at(SOCKET, setup))?;
+    vm.expect("@ready", BOOT)?;
+    plan.load_driver(&mut vm)?;
+    let clamps = in_force(&mut vm, (policy, floor))?;
+    let alone = alone(&vm, &[("1 1", cpu)])?;
+    let said = server.stop()?;
+    let goes_on = as_before(&vm, cpu)?;
+    vm.quit()?;
+    let changed = changed_soon(applied)?;
+    let figures = json!({ "clamps": clamps, "server_said": said });
+    Ok(LabVerdict::with_figures(figures)
+        .part("alone", alone)
+        .check_eq("requests are in force", &clamps, [true, true])
+        .part("goes_on", goes_on)
+        .check_none("all is put back", &changed))
+}
+
+/// Whether requests for the highest OPP and the lowest are in force on vCPU 1, which has this floor.
+fn in_force(vm: &mut Vm, (policy, floor): (&Policy, u32)) -> Result<Vec<bool>> {
+    set_governor(vm, 1, "userspace")?;
+    let mut clamps = Vec::new();
+    for khz in [policy.max(), policy.min()] {
+        ask_for(vm, 1, khz)?;
+        let wanted = policy.util(khz.max(floor));
+        clamps.push(vm.settled_clamp(1, (wanted, 1024))? == (wanted, 1024));
+    }
+    Ok(clamps)
 }
 
 /// What soon after a kill isn't as `rt apply` has left it, before `cleanup` or another start.
