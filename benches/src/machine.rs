@@ -370,6 +370,7 @@ mod tests {
 
     fn host() -> FakeHost {
         let host = FakeHost::two_plus_two();
+        host.kernel("7.3.4");
         for (policy, min, max) in [(0, "600000", "1800000"), (2, "700000", "2800000")] {
             let dir = format!("sys/devices/system/cpu/cpufreq/policy{policy}");
             for (name, khz) in [("scaling", max), ("cpuinfo", max)] {

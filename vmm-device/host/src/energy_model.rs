@@ -40,7 +40,7 @@ pub fn of_cpus(root: &HostRoot, cpus: &CpuList) -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// The unit of a domain's power in µW; `None` where it is no power. Linux 5.11 to 5.15 have
+/// The unit of a domain's power in µW; `None` where it is no power, or in one of two units. Linux 5.11 to 5.15 have
 /// `units` in the place of flags.
 fn unit_uw(root: &HostRoot, dir: &str) -> Option<u32> {
     let Some(flags) = root.text(format!("{dir}/flags")) else {
@@ -48,7 +48,9 @@ fn unit_uw(root: &HostRoot, dir: &str) -> Option<u32> {
         return (units == "milliWatts").then_some(1000);
     };
     let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok()?;
-    let version = root.kernel_version();
-    let is_milliwatts = version.is_some_and(|version| version < MICROWATTS_SINCE);
-    (flags & (WATTS | ARTIFICIAL) == WATTS).then_some(if is_milliwatts { 1000 } else { 1 })
+    if flags & (WATTS | ARTIFICIAL) != WATTS {
+        return None;
+    }
+    let is_milliwatts = root.kernel_version()? < MICROWATTS_SINCE;
+    Some(if is_milliwatts { 1000 } else { 1 })
 }
