@@ -184,7 +184,7 @@ fn options_that_no_guest_can_have() {
     let long: Vec<_> = (1..=65).map(|khz: u32| khz.to_string()).collect();
     let long = format!("--table=0={}", long.join(","));
     let table = |said| ["vCPU 0", said, "--table"];
-    let rows: [(&[&str], [&str; 3]); 11] = [
+    let rows: [(&[&str], [&str; 3]); 12] = [
         (&["--cpus=0"], ["0 vCPUs", "--cpus", "1 to 512"]),
         (&["--cpus=513"], ["513 vCPUs", "--cpus", "1 to 512"]),
         (&["--pin=1=0"], ["no vCPU 1", "numbers from 0", "--cpus"]),
@@ -197,6 +197,10 @@ fn options_that_no_guest_can_have() {
         (&["--table=0=1000,1000"], table("1000")),
         (&["--table=0=0,1000"], table("0 kHz")),
         (&[&long], table("65")),
+        (
+            &["--table=0=600000000,1800000000", "--capacity=0=1024"],
+            ["--table is in kHz", "if these are Hz", "write 1800000"],
+        ),
         (
             &[TABLE, "--protected", "--hugepages=2M"],
             ["huge pages", "a protected guest", "leave --hugepages out"],

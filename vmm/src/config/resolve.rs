@@ -26,7 +26,7 @@ use crate::{
         MAX_VCPUS, RunConfig, VcpuConfig,
         no_frequencies::NoFrequencies,
         rt,
-        topology_source::{self, TopologySource, policy_of_pin},
+        topology_source::{self, TopologySource, check_maximum, policy_of_pin},
     },
     options::{
         ActuatorWish, BridgeArgs, RunArgs, VcpuArgs,
@@ -309,6 +309,7 @@ impl<'a> VcpuResolver<'a> {
     fn opps(&self, vcpu: u32, policy: Option<&CpufreqPolicy>) -> anyhow::Result<Vec<Opp>> {
         if let Some(table) = of_vcpu(&self.options.table, vcpu) {
             perf_table(vcpu, &table.0)?;
+            check_maximum(vcpu, table.0.last().map_or(0, |opp| opp.khz))?;
             return Ok(table.0.clone());
         }
         let opps = match policy {

@@ -137,6 +137,11 @@ fn the_line_tells_of_tables_that_are_there_and_of_a_maximum_that_looks_like_mhz(
             "as --table",
             "MHz",
         ),
+        (
+            "[vcpu.0]\ntable = [10000000]\ncapacity = 9",
+            "as --table",
+            "Hz write",
+        ),
     ];
     for (toml, has, lacks) in rows {
         let line = line(toml);
@@ -386,6 +391,14 @@ fn broken_rules_are_refused_with_cause_and_next_step() {
         ("[vcpu.0]\ntable = [2, 1]", "not above the 2 kHz before it"),
         ("[vcpu.0]\ntable = [0, 1]", "0 kHz"),
         (&long, "65 entries"),
+        (
+            "[vcpu.0]\ntable = [600000000, 1800000000]\ncapacity = 9",
+            "vCPU 0 has up to 1800000000 kHz; if these are Hz write 1800000",
+        ),
+        (
+            "[vcpu.0]\ntable = [10000001]\ncapacity = 9",
+            "Hz write 10000",
+        ),
         (
             "[vcpu.0]\ncapacity = 1025",
             "capacity 1025 isn't within 1 to 1024",

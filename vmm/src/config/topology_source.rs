@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use anyhow::bail;
 use vcpufreq_host::{CAPACITY_SCALE, CpuList};
 
 use crate::{
@@ -124,6 +125,8 @@ fn own_tables(vcpus: &[VcpuConfig]) -> CpuList {
 
 /// No CPU that Linux runs on is slower: a maximum below this is one in MHz.
 const SLOWEST_KHZ: u32 = 10_000;
+/// None is faster: a maximum above this is one in Hz.
+const FASTEST_KHZ: u32 = 10_000_000;
 
 /// Which vCPUs have a maximum that looks like MHz.
 fn too_slow(vcpus: &[VcpuConfig]) -> Option<String> {
@@ -135,6 +138,21 @@ fn too_slow(vcpus: &[VcpuConfig]) -> Option<String> {
     Some(format!(
         "--table is in kHz, so vCPUs {numbers} have at most {khz} kHz; for {khz} MHz write {khz}000"
     ))
+}
+
+/// Refuses a maximum that looks like Hz: it would leave all frequencies that the host has to the
+/// lowest thousandth of the requests.
+///
+/// # Errors
+/// What to write.
+pub(super) fn check_maximum(vcpu: u32, khz: u32) -> anyhow::Result<()> {
+    if khz > FASTEST_KHZ {
+        let instead = khz / 1000;
+        bail!(
+            "--table is in kHz, so vCPU {vcpu} has up to {khz} kHz; if these are Hz write {instead}"
+        );
+    }
+    Ok(())
 }
 
 /// Where the vCPUs' capacities may refer to another frequency.
