@@ -12,7 +12,7 @@
 //! It is no history: a cap between two looks isn't seen. Throttling that the hardware does by
 //! itself shows in none of these files.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use serde::Serialize;
 use vcpufreq_host::CpuList;
@@ -36,20 +36,29 @@ pub struct FrequencyCap {
 }
 
 impl FrequencyCap {
-    /// `at most 1400000 of 2800000 kHz, by cooling device cpufreq-cpu2`
+    /// `at most 1400000 of 2800000 kHz, by cooling device cpufreq-cpuN`: the same for all policies
+    /// of which it is so, though each has a device of its own.
     #[must_use]
-    pub fn bound(&self) -> String {
-        let Self {
-            khz, max_khz, by, ..
-        } = self;
+    pub fn alike(&self) -> String {
+        let kind = |by: &String| match by.trim_end_matches(|c: char| c.is_ascii_digit()) {
+            name if name.len() < by.len() => format!("{name}N"),
+            name => name.to_owned(),
+        };
+        let kinds: BTreeSet<_> = self.by.iter().map(kind).collect();
+        self.bound(kinds)
+    }
+
+    fn bound(&self, by: impl IntoIterator<Item = String>) -> String {
+        let by: Vec<_> = by.into_iter().collect();
+        let Self { khz, max_khz, .. } = self;
         format!("at most {khz} of {max_khz} kHz, by {}", by.join(" and "))
     }
 }
 
 impl fmt::Display for FrequencyCap {
-    /// The bound, behind its CPUs.
+    /// `CPU 2-3: at most 1400000 of 2800000 kHz, by cooling device cpufreq-cpu2`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CPU {}: {}", self.cpus, self.bound())
+        write!(f, "CPU {}: {}", self.cpus, self.bound(self.by.clone()))
     }
 }
 

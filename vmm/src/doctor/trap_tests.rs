@@ -137,7 +137,7 @@ fn a_cap_has_its_cpus_and_what_makes_it() {
         (
             "frequency cap",
             "2-3".to_owned(),
-            "at most 1700000 of 2800000 kHz, by cooling device cpufreq-cpu2"
+            "at most 1700000 of 2800000 kHz, by cooling device cpufreq-cpuN"
         )
     );
     capped(&host, 2, "2 3", 2_800_000);
@@ -149,6 +149,27 @@ fn a_cap_has_its_cpus_and_what_makes_it() {
     let found = only_finding(&facts(&many));
     assert_eq!(found.cpus.to_string(), "0-95");
     assert!(found.what.ends_with("by scaling_max_freq"), "{found:?}");
+}
+
+/// As a hot GB10, with a policy and a cooling device for each of 20 CPUs.
+#[test]
+fn caps_that_only_the_devices_number_tells_apart_are_one_finding() {
+    let names: [fn(u32) -> String; 2] = [
+        |cpu| format!("cpufreq-cpu{cpu}"),
+        |cpu| format!("thermal-cpufreq-{cpu}"),
+    ];
+    for name in names {
+        let host = many_policies(20, &[1024]);
+        for policy in 0..20 {
+            capped(&host, policy, &policy.to_string(), 1_200_000);
+            let device = format!("sys/class/thermal/cooling_device{policy}");
+            host.write(&format!("{device}/type"), name(policy));
+            host.write(&format!("{device}/cur_state"), "1\n");
+        }
+        let found = only_finding(&facts(&host));
+        assert_eq!(found.cpus.to_string(), "0-19");
+        assert!(found.what.ends_with('N'), "{found:?}");
+    }
 }
 
 #[test]

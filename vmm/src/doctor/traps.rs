@@ -251,7 +251,7 @@ const CAP: Trap = Trap {
 fn caps(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
     let caps = facts.caps.iter();
     caps.map(|cap| {
-        DoctorFinding::limit(CAP.name, cap.bound(), CAP.effect)
+        DoctorFinding::limit(CAP.name, cap.alike(), CAP.effect)
             .of(cap.cpus.clone())
             .change(CAP.change)
     })
