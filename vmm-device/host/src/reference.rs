@@ -2,8 +2,9 @@
 //! The frequency that a pCPU's capacity refers to: the one that schedutil multiplies by utilization
 //! and divides by `cpu_capacity` (`get_capacity_ref_freq()` of `kernel/sched/cpufreq_schedutil.c`).
 //!
-//! Before Linux 6.8 it is `cpuinfo_max_freq` of the moment, which rises when boost is switched on.
-//! From 6.8 on it is fixed (`capacity_freq_ref` of `drivers/base/arch_topology.c`):
+//! Before Linux 6.8, and on x86, it is `cpuinfo_max_freq` of the moment, which rises when boost is
+//! switched on. From 6.8 on it is fixed elsewhere (`capacity_freq_ref` of
+//! `drivers/base/arch_topology.c`):
 //! - with ACPI's CPPC the frequency of `highest_perf`, whatever the policy's maximum is;
 //! - else `cpuinfo_max_freq` when the policy was made: without boost, but for drivers that switch
 //!   boost on before.
@@ -22,6 +23,17 @@ const FIXED_SINCE: (u32, u32) = (6, 8);
 /// `CPUFREQ_CREATE_POLICY`). Before, SCMI's had it on (`scmi_cpufreq_driver.boost_enabled`).
 const MADE_WITHOUT_BOOST_SINCE: (u32, u32) = (6, 14);
 const SCMI: &str = "scmi";
+/// The driver of ACPI's CPPC where capacities are from there. x86 has other drivers, and both
+/// `acpi_cppc` and `cpu_capacity`: of AMD's equal CPUs `highest_perf` is only a ranking.
+const CPPC: &str = "cppc_cpufreq";
+/// x86 defines no `arch_scale_freq_ref()`.
+const OF_X86: [&str; 5] = [
+    "acpi-cpufreq",
+    "amd-pstate",
+    "amd-pstate-epp",
+    "intel_cpufreq",
+    "intel_pstate",
+];
 
 /// How the running kernel chose the reference frequencies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +58,9 @@ impl ReferenceRule {
     /// That of the kernel below `root`.
     #[must_use]
     pub fn of_host(root: &HostRoot) -> Self {
+        if is_x86(root) {
+            return Self::certain(Since::Now);
+        }
         let version = root.kernel_version();
         let of_creation = Self::of_creation(root, version);
         if version.is_some_and(|version| version < FIXED_SINCE) {
@@ -99,6 +114,8 @@ impl ReferenceRule {
             return now;
         };
         let of_cppc = || {
+            let driver = root.text(format!("{cpufreq}/scaling_driver"));
+            driver.filter(|driver| driver == CPPC)?;
             let is_boosted = root.number(format!("{cpufreq}/boost")) == Some(1);
             CppcPerf::of(root, cpu)?.highest_khz(now.filter(|_| !is_boosted))
         };
@@ -140,14 +157,24 @@ impl ReferenceRule {
 }
 
 fn is_scmi(root: &HostRoot) -> bool {
+    has_driver(root, &[SCMI])
+}
+
+/// By procfs, else by the drivers.
+fn is_x86(root: &HostRoot) -> bool {
+    let processors = root.text("proc/cpuinfo").unwrap_or_default();
+    processors.contains("vendor_id") || has_driver(root, &OF_X86)
+}
+
+fn has_driver(root: &HostRoot, any_of: &[&str]) -> bool {
     let mut policies = topology::policies(root).into_iter();
     policies.any(|(id, _)| {
         let driver = root.text(format!("{CPUS}/cpufreq/policy{id}/scaling_driver"));
-        driver.as_deref() == Some(SCMI)
+        driver.is_some_and(|driver| any_of.contains(&&*driver))
     })
 }
 
-/// What `acpi_cppc` shows of a pCPU. Only arm64 and RISC-V take capacities from it.
+/// What `acpi_cppc` shows of a pCPU.
 struct CppcPerf {
     highest: u64,
     nominal: u64,
@@ -159,7 +186,6 @@ struct CppcPerf {
 impl CppcPerf {
     fn of(root: &HostRoot, cpu: u32) -> Option<Self> {
         let dir = format!("{CPUS}/cpu{cpu}");
-        root.text(format!("{dir}/cpu_capacity"))?;
         let number = |name| root.number::<u32>(format!("{dir}/acpi_cppc/{name}"));
         let cppc = Self {
             highest: number("highest_perf")?.into(),

@@ -107,6 +107,7 @@ fn with_cppc_it_is_the_frequency_of_the_highest_performance() {
     for cpu in [0, 2] {
         host.remove(&format!("{}/scaling_available_frequencies", path(cpu)));
         host.write(&format!("{}/cpuinfo_max_freq", path(cpu)), "3900000");
+        host.write(&format!("{}/scaling_driver", path(cpu)), "cppc_cpufreq\n");
     }
     host.cppc(0, [150, 150, 53], [3900, 1378]);
     let rows = [
@@ -126,4 +127,48 @@ fn with_cppc_it_is_the_frequency_of_the_highest_performance() {
         host.kernel("6.6.0");
         assert_eq!(references(&host).1, Some(3_900_000));
     }
+}
+
+/// Two equal CPUs of 4.85 GHz that AMD ranks by 196 and 231, and as Intel and acpi-cpufreq have it:
+/// a maximum above the table.
+#[test]
+fn on_x86_it_is_the_maximum_of_the_moment_whatever_cppc_and_the_table_have() {
+    let max_khz = Some(4_850_000);
+    for driver in [
+        "amd-pstate",
+        "amd-pstate-epp",
+        "intel_cpufreq",
+        "intel_pstate",
+        "acpi-cpufreq",
+        "pcc-cpufreq",
+    ] {
+        for kernel in ["6.1.0", "7.3.4", ""] {
+            let host = FakeHost::two_plus_two();
+            host.kernel(kernel);
+            for (policy, highest) in [(0, 196), (2, 231)] {
+                let dir = format!("sys/devices/system/cpu/cpufreq/policy{policy}");
+                host.write(&format!("{dir}/scaling_driver"), driver);
+                host.write(&format!("{dir}/cpuinfo_max_freq"), "4850000");
+                for cpu in policy..policy + 2 {
+                    host.cppc(cpu, [highest, 135, 15], [3700, 400]);
+                }
+            }
+            if driver == "pcc-cpufreq" {
+                let processor = "processor\t: 0\nvendor_id\t: GenuineIntel\n";
+                host.write("proc/cpuinfo", processor);
+            }
+            let case = format!("{driver} {kernel}");
+            assert_eq!(references(&host), (max_khz, max_khz, true), "{case}");
+            let cpus = HostCpus::read(&host.root());
+            assert!(!cpus.capacities_lack_boost, "{case}");
+        }
+    }
+}
+
+/// Without `highest_perf` of its own driver, CPPC tells nothing.
+#[test]
+fn with_another_driver_than_cppcs_it_is_the_tables() {
+    let host = boosted("6.17.0", true);
+    host.cppc(3, [154, 150, 53], [3900, 1378]);
+    assert_eq!(references(&host).1, Some(2_800_000));
 }

@@ -299,6 +299,7 @@ fn equal_frequencies_of_equal_cpus_are_equal_capacities_with_cppc() {
         let policy = format!("sys/devices/system/cpu/cpufreq/policy{policy}");
         host.remove(&format!("{policy}/scaling_available_frequencies"));
         host.write(&format!("{policy}/cpuinfo_max_freq"), "3900000");
+        host.write(&format!("{policy}/scaling_driver"), "cppc_cpufreq\n");
         let path = format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
         host.write(&path, capacity);
         host.cppc(cpu, [highest, 150, 53], [3900, 1378]);
