@@ -103,6 +103,14 @@ impl PolicyFacts {
         [plain, boost].concat()
     }
 
+    /// The highest frequency that a vCPU can ask for: also that of boost while it is off, where the
+    /// driver lists frequencies.
+    pub fn top_khz(&self, boost: bool) -> u32 {
+        let without = self.cppc.is_some() && !boost;
+        let top = self.khz.len() - if without { self.boost } else { 0 };
+        self.khz[top - 1]
+    }
+
     /// Their powers: as given, else as `_get_power()` of Linux' drivers/opp/of.c.
     pub fn uw(&self) -> Vec<u32> {
         let by_coefficient = |coefficient: u32| {

@@ -30,6 +30,7 @@ const CPU: &str = "sys/devices/system/cpu";
 /// A board as a host, and what the product makes of it.
 struct BoardGuest {
     board: BoardFacts,
+    boost: bool,
     host: Vec<LinuxCpu>,
     vcpus: Vec<VcpuConfig>,
     specs: Vec<VcpuSpec>,
@@ -49,6 +50,7 @@ impl BoardGuest {
         let blob = vcpufreq::dt::dt(&args, &files.root()).unwrap();
         Self {
             board,
+            boost,
             host,
             vcpus,
             specs: config.vcpus,
@@ -61,6 +63,21 @@ impl BoardGuest {
         let policies = self.board.policies().into_iter();
         let each = policies.flat_map(|(_, one)| vec![one.clone(); one.cpus as usize]);
         each.collect()
+    }
+
+    /// The highest frequency of each vCPU.
+    fn tops(&self) -> Vec<u32> {
+        let tops = self.vcpus.iter().map(|vcpu| vcpu.opps.last().unwrap().khz);
+        tops.collect()
+    }
+
+    /// Each vCPU's capacity, as Linux computes it from the tree.
+    fn capacities(&self) -> Vec<u64> {
+        let given = self.tops().into_iter().enumerate().map(|(cpu, top)| {
+            let per_mhz = cell(&self.tree, &Self::node(cpu), "capacity-dmips-mhz");
+            (u64::from(per_mhz), u64::from(top))
+        });
+        capacities(given)
     }
 
     /// A CPU's node: the emulated interrupt controller takes 16 CPUs of one affinity.
@@ -183,7 +200,7 @@ fn policy_files(files: &FakeHost, first: u32, policy: &PolicyFacts, cpu: &LinuxC
 fn wrong(look: impl Fn(&BoardGuest) -> Vec<String>) {
     let mut all = Vec::new();
     let boards = BoardFacts::all();
-    assert!(boards.len() >= 15, "{}", boards.len());
+    assert!(boards.len() >= 16, "{}", boards.len());
     for (name, _) in &boards {
         for boost in [false, true] {
             let board = BoardFacts::all()
@@ -203,6 +220,10 @@ fn no_opp_is_missing() {
         let mut found = Vec::new();
         for (cpu, policy) in guest.policies().iter().enumerate() {
             let (is, expected) = (guest.opps(cpu), policy.khz());
+            let (top, expected_top) = (guest.tops()[cpu], policy.top_khz(guest.boost));
+            if top != expected_top {
+                found.push(format!("CPU {cpu} ends at {top}, not {expected_top}"));
+            }
             if !is.keys().eq(&expected) {
                 found.push(format!("CPU {cpu} has {:?} of {expected:?}", is.keys()));
             } else if !is.values().flatten().eq(&policy.uw()[..expected.len()]) {
@@ -216,23 +237,53 @@ fn no_opp_is_missing() {
 #[test]
 fn capacities_are_what_linux_computes() {
     wrong(|guest| {
-        let tops: Vec<u64> = guest
-            .vcpus
-            .iter()
-            .map(|vcpu| u64::from(vcpu.opps.last().unwrap().khz))
-            .collect();
-        let host = guest.host.iter().zip(&tops);
-        let expected = capacities(host.map(|(cpu, top)| (cpu.per_mhz, *top)));
-        let given = tops.iter().enumerate().map(|(cpu, top)| {
-            let per_mhz = cell(&guest.tree, &BoardGuest::node(cpu), "capacity-dmips-mhz");
-            (u64::from(per_mhz), *top)
-        });
-        let is = capacities(given);
+        let tops = guest.policies().into_iter();
+        let tops = tops.map(|policy| u64::from(policy.top_khz(guest.boost)));
+        let host = guest.host.iter().zip(tops);
+        let expected = capacities(host.map(|(cpu, top)| (cpu.per_mhz, top)));
+        let is = guest.capacities();
         let off = is.iter().zip(&expected).enumerate();
         let off = off.filter(|(_, (is, expected))| is.abs_diff(**expected) > 1);
         off.map(|(cpu, (is, expected))| format!("CPU {cpu} has {is}, not {expected}"))
             .collect()
     });
+}
+
+/// Board, boost and CPU; its highest frequency, the capacity that the host shows, and the guest's.
+type Seen = (&'static str, bool, usize, u32, u64, u64);
+
+/// As dumps have them: of a GB10 without boost, and of an R-Car H3 on which it was switched on
+/// later.
+const SEEN: [Seen; 14] = [
+    ("gb10", false, 0, 2_808_000, 718, 737),
+    ("gb10", false, 5, 3_900_000, 997, 1024),
+    ("gb10", false, 10, 2_808_000, 731, 737),
+    ("gb10", false, 15, 3_900_000, 1017, 1024),
+    ("gb10", false, 19, 3_900_000, 1024, 1024),
+    ("gb10", true, 0, 2_808_000, 718, 718),
+    ("gb10", true, 5, 3_900_000, 997, 997),
+    ("gb10", true, 10, 2_860_000, 731, 731),
+    ("gb10", true, 15, 3_978_000, 1017, 1017),
+    ("gb10", true, 19, 4_004_000, 1024, 1024),
+    // 401 beside 1.6 GHz is 377 beside 1.7 GHz.
+    ("r8a77951", false, 0, 1_700_000, 1024, 1024),
+    ("r8a77951", false, 4, 1_200_000, 401, 377),
+    ("r8a77951", true, 0, 1_700_000, 1024, 1024),
+    ("r8a77951", true, 4, 1_200_000, 401, 377),
+];
+
+#[test]
+fn numbers_of_real_hosts_are_these() {
+    for (name, boost, cpu, top_khz, of_host, of_guest) in SEEN {
+        let mut boards = BoardFacts::all().into_iter();
+        let (_, board) = boards.find(|(other, _)| other == name).unwrap();
+        let guest = BoardGuest::new(board, boost);
+        let is = (guest.tops()[cpu], guest.host[cpu].capacity);
+        let case = format!("{name}, boost {boost}, CPU {cpu}");
+        assert_eq!(is, (top_khz, of_host), "{case}");
+        let capacity = guest.capacities()[cpu];
+        assert!(capacity.abs_diff(of_guest) <= 1, "{case}: {capacity}");
+    }
 }
 
 #[test]
