@@ -401,59 +401,62 @@ mod tests {
         }
     }
 
+    /// The table of Linux 6.12's sun50i-h616-cpu-opp.dtsi: MHz, the bins that have it, and mV, of
+    /// some by bin.
+    const H616: [(u32, u32, &str); 12] = [
+        (480, 0x3f, "900"),
+        (600, 0x12, "900"),
+        (720, 0x2d, "900"),
+        (792, 0x12, "1:900 4:940"),
+        (936, 0x0d, "900"),
+        (1008, 0x3f, "0:950 1:940 2:950 3:950 4:1020 5:900"),
+        (1032, 0x20, "900"),
+        (1104, 0x2d, "0:1000 2:1000 3:1000 5:950"),
+        (1200, 0x3f, "0:1050 1:1020 2:1050 3:1050 4:1100 5:1020"),
+        (1320, 0x1d, "1100"),
+        (1416, 0x2d, "1100"),
+        (1512, 0x2a, "1:1100 3:1100 5:1160"),
+    ];
+
+    /// MHz and mV that a chip of each bin has; bins 0 and 2 are alike.
+    const H616_BINS: [&str; 5] = [
+        "480:900 720:900 936:900 1008:950 1104:1000 1200:1050 1320:1100 1416:1100",
+        "480:900 600:900 792:900 1008:940 1200:1020 1512:1100",
+        "480:900 720:900 936:900 1008:950 1104:1000 1200:1050 1320:1100 1416:1100 1512:1100",
+        "480:900 600:900 792:940 1008:1020 1200:1100 1320:1100",
+        "480:900 720:900 1008:900 1032:900 1104:950 1200:1020 1416:1100 1512:1160",
+    ];
+
     #[test]
     fn voltages_of_a_speed_bin_are_those_of_the_bin_whose_points_are_listed() {
-        let host = FakeHost::two_plus_two();
-        speed_bins(
-            &host,
-            &[
-                (600_000, &[("", 800_000)], 0b1111),
-                // The driver lists no such point.
-                (700_000, &[("", 810_000)], 0b0100),
-                (
-                    1_000_000,
-                    &[
-                        ("-speed1", 850_000),
-                        ("-speed2", 840_000),
-                        ("-speed3", 830_000),
-                    ],
-                    0b1110,
-                ),
-                (
-                    1_400_000,
-                    &[
-                        ("-speed0", 900_000),
-                        ("-speed1", 910_000),
-                        ("-speed2", 920_000),
-                        ("-speed3", 930_000),
-                    ],
-                    0b1111,
-                ),
-                (
-                    1_800_000,
-                    &[
-                        ("-speed1", 990_000),
-                        ("-speed2", 980_000),
-                        ("-speed3", 970_000),
-                    ],
-                    0b0110,
-                ),
-            ],
-        );
-        let uv = |host: &FakeHost| {
-            values(host)
-                .into_iter()
-                .map(|(uv, _)| uv)
-                .collect::<Vec<_>>()
+        let number = |text: &str| text.parse::<u32>().unwrap();
+        let voltage = |text: &str| match text.split_once(':') {
+            Some((bin, mv)) => (format!("-speed{bin}"), number(mv) * 1000),
+            None => (String::new(), number(text) * 1000),
         };
-        // Bin 0 lacks points, bin 2 has one more, bin 3 one less.
-        assert_eq!(uv(&host), [800_000, 850_000, 910_000, 990_000].map(Some));
-        // The kernel's word counts more.
-        for (khz, uv) in [(600_000, 1), (1_000_000, 2), (1_400_000, 3), (1_800_000, 4)] {
-            let path = format!("sys/kernel/debug/opp/cpu0/opp:{khz}000/supply-0/u_volt_target");
-            host.write(&path, format!("{uv}\n"));
+        for bin in H616_BINS {
+            let host = FakeHost::two_plus_two();
+            for (mhz, bins, voltages) in H616 {
+                let voltages: Vec<_> = voltages.split(' ').map(voltage).collect();
+                let named = voltages.iter().map(|(name, uv)| (&**name, *uv));
+                let named: Vec<_> = named.collect();
+                speed_bins(&host, &[(mhz * 1000, &named, bins)]);
+            }
+            let points = bin.split(' ').map(|point| point.split_once(':').unwrap());
+            let khz: Vec<_> = points.clone().map(|(mhz, _)| format!("{mhz}000")).collect();
+            let list = "sys/devices/system/cpu/cpufreq/policy0/scaling_available_frequencies";
+            host.write(list, khz.join(" "));
+            let uv = || -> Vec<_> { values(&host).into_iter().map(|(uv, _)| uv).collect() };
+            let mv = points.clone().map(|(_, mv)| Some(number(mv) * 1000));
+            assert_eq!(uv(), mv.collect::<Vec<_>>(), "{bin}");
+            // The kernel's word counts more.
+            for (mhz, _) in points.clone() {
+                let opp = format!("sys/kernel/debug/opp/cpu0/opp:{mhz}000000");
+                host.write(&format!("{opp}/supply-0/u_volt_target"), mhz);
+            }
+            let words = points.map(|(mhz, _)| Some(number(mhz)));
+            assert_eq!(uv(), words.collect::<Vec<_>>(), "{bin}");
         }
-        assert_eq!(uv(&host), [1, 2, 3, 4].map(Some));
     }
 
     #[test]
