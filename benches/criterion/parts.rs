@@ -12,7 +12,9 @@ use vcpufreq_device::{
     PerfTable, REG_CUR_PERF, REG_SET_PERF, ReadReg, Util, VcpuId, VcpuSpec, WriteReg, clamp,
     performance,
 };
-use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind};
+use vcpufreq_dt::{
+    CpuFacts, CpuPlace, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind,
+};
 
 const KHZ: [u32; 5] = [700_000, 1_200_000, 1_700_000, 2_200_000, 2_800_000];
 
@@ -86,7 +88,10 @@ fn facts() -> MachineFacts {
         capacity: if number < 4 { 329 } else { 1024 },
         khz_max: KHZ[4],
         opp_table: Some(usize::from(number >= 4)),
-        cluster: number / 4,
+        place: CpuPlace {
+            cluster: number / 4,
+            ..CpuPlace::default()
+        },
         real_time: false,
     };
     let opp = |khz| Opp {

@@ -139,18 +139,54 @@ impl<'a> Nodes<'a> {
     /// Linux reads capacities on its walk through this map, so it isn't only
     /// there for the clusters. It wants names numbered from 0 without a gap.
     pub(crate) fn cpu_map(&self) -> Node {
-        let mut clusters: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        let mut sockets: BTreeMap<u32, BTreeMap<u32, Vec<usize>>> = BTreeMap::new();
         for (index, cpu) in self.machine.facts().cpus.iter().enumerate() {
-            clusters.entry(cpu.cluster).or_default().push(index);
+            let socket = sockets.entry(cpu.place.socket).or_default();
+            socket.entry(cpu.place.cluster).or_default().push(index);
         }
-        let nodes = clusters.values().enumerate().map(|(number, members)| {
-            let cores = members.iter().enumerate().map(|(core, &cpu)| {
-                Node::new(format!("core{core}"))
-                    .with("cpu", PropertyValue::Reference(self.cpu_target(cpu)))
-            });
-            Node::new(format!("cluster{number}")).children(cores)
-        });
-        Node::new("cpu-map").children(nodes)
+        let clusters = |of: &BTreeMap<u32, Vec<usize>>| -> Vec<Node> {
+            let nodes = of.values().enumerate();
+            let node = |(number, members): (usize, &Vec<usize>)| {
+                Node::new(format!("cluster{number}")).children(self.cores(members))
+            };
+            nodes.map(node).collect()
+        };
+        let map = Node::new("cpu-map");
+        if sockets.len() <= 1 {
+            return map.children(sockets.values().flat_map(clusters));
+        }
+        let nodes = sockets.values().enumerate();
+        map.children(
+            nodes.map(|(number, of)| Node::new(format!("socket{number}")).children(clusters(of))),
+        )
+    }
+
+    /// The cores of a cluster, with a node for each thread where there are several.
+    fn cores(&self, members: &[usize]) -> impl Iterator<Item = Node> {
+        let number = |cpu: usize| self.machine.facts().cpus[cpu].place.core;
+        let mut cores: Vec<Vec<usize>> = Vec::new();
+        for &cpu in members {
+            let is_own =
+                |core: &&mut Vec<usize>| number(cpu).is_some() && number(core[0]) == number(cpu);
+            match cores.iter_mut().find(is_own) {
+                Some(core) => core.push(cpu),
+                None => cores.push(vec![cpu]),
+            }
+        }
+        let refers =
+            |node: Node, cpu| node.with("cpu", PropertyValue::Reference(self.cpu_target(cpu)));
+        cores.into_iter().enumerate().map(move |(number, threads)| {
+            let core = Node::new(format!("core{number}"));
+            match threads[..] {
+                [cpu] => refers(core, cpu),
+                _ => core.children(
+                    threads
+                        .into_iter()
+                        .enumerate()
+                        .map(|(number, cpu)| refers(Node::new(format!("thread{number}")), cpu)),
+                ),
+            }
+        })
     }
 
     fn cpu(&self, index: usize, cpu: &CpuFacts) -> Node {

@@ -43,13 +43,25 @@ pub struct CpuFacts {
     pub khz_max: u32,
     /// Index into [`MachineFacts::opp_tables`].
     pub opp_table: Option<usize>,
-    /// CPUs with the same number are one cluster. The numbers need not be
-    /// contiguous: their order is kept, the nodes are numbered from 0.
-    pub cluster: u32,
+    /// Its socket, cluster and core.
+    pub place: CpuPlace,
     /// Whether the CPU is for real-time work: its [standby](MachineFacts::standby)
     /// gets a residency of 1 s, so that Linux waits by WFI wherever a timer is
     /// nearer.
     pub real_time: bool,
+}
+
+/// Where a CPU is in the machine. CPUs with the same number are in one socket, or in one cluster of
+/// it. The numbers need not be contiguous: their order is kept, the nodes are numbered from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CpuPlace {
+    /// Linux before 6.0 takes no capacities from a map with sockets: it has them only where there
+    /// is more than one.
+    pub socket: u32,
+    /// Within the socket.
+    pub cluster: u32,
+    /// CPUs of one cluster with the same number are threads of one core; without, each is one.
+    pub core: Option<u32>,
 }
 
 /// The OPPs of one or more CPUs, slowest first, 1 to 64 of them.

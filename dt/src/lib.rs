@@ -13,13 +13,13 @@
 //! enable-method refers to).
 //!
 //! ```
-//! use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind};
+//! use vcpufreq_dt::{CpuFacts, CpuPlace, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind};
 //!
 //! let opp = |khz, uv, uw| Opp { khz, uv: Some(uv), uw: Some(uw) };
 //! let machine = Machine::try_from(MachineFacts {
 //!     cpus: vec![
-//!         CpuFacts { reg: 0, capacity: 329, khz_max: 1_800_000, opp_table: Some(0), cluster: 0, real_time: false },
-//!         CpuFacts { reg: 1, capacity: 1024, khz_max: 2_800_000, opp_table: None, cluster: 1, real_time: true },
+//!         CpuFacts { reg: 0, capacity: 329, khz_max: 1_800_000, opp_table: Some(0), place: CpuPlace::default(), real_time: false },
+//!         CpuFacts { reg: 1, capacity: 1024, khz_max: 2_800_000, opp_table: None, place: CpuPlace { cluster: 1, ..CpuPlace::default() }, real_time: true },
 //!     ],
 //!     opp_tables: vec![OppTable {
 //!         opps: vec![opp(600_000, 600_000, 45_000), opp(1_800_000, 900_000, 305_000)],
@@ -64,7 +64,9 @@ mod power;
 pub use base::{MAX_TREE, TreeError};
 pub use emit::{Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
 pub use error::{FactsError, MAX_CPUS, MAX_OPP_UW, MAX_OPPS, REGION_ALIGN, REGION_STRIDE};
-pub use facts::{CpuFacts, CpufreqRegion, MachineFacts, Opp, OppTable, RESERVED, RegionKind};
+pub use facts::{
+    CpuFacts, CpuPlace, CpufreqRegion, MachineFacts, Opp, OppTable, RESERVED, RegionKind,
+};
 pub use machine::Machine;
 pub use memory::memory;
 pub use merge::{MergeNote, MergedTree, Seeds, merge};

@@ -154,9 +154,10 @@ impl BaseMap {
             Self::Wrong => return Some(MergeNote::MapReplaced),
             Self::Valid(clusters) => clusters,
         };
-        let mut joined: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+        let mut joined: BTreeMap<String, BTreeSet<_>> = BTreeMap::new();
         for (cluster, cpu) in clusters.into_iter().zip(&machine.facts().cpus) {
-            joined.entry(cluster).or_default().insert(cpu.cluster);
+            let own = (cpu.place.socket, cpu.place.cluster);
+            joined.entry(cluster).or_default().insert(own);
         }
         let mut joined = joined.into_iter();
         let joined = joined.find(|(_, clusters)| clusters.len() > 1);

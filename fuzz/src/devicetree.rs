@@ -3,7 +3,8 @@
 //! same size.
 
 use vcpufreq_dt::{
-    CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind, Seeds, merge,
+    CpuFacts, CpuPlace, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind, Seeds,
+    merge,
 };
 
 /// Merges a machine of one CPU, and of two, into the tree.
@@ -30,7 +31,7 @@ fn machine(cpus: u64) -> Machine {
         capacity: 1024,
         khz_max: 2_800_000,
         opp_table: Some(0),
-        cluster: 0,
+        place: CpuPlace::default(),
         real_time: false,
     };
     let facts = MachineFacts {

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use vcpufreq_dt::vm_fdt::{Error, FdtWriter};
-use vcpufreq_dt::{Nodes, RegionKind, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
+use vcpufreq_dt::{
+    CpuPlace, Nodes, RegionKind, dtb, dts, write_cpufreq, write_cpus, write_opp_tables,
+};
 
 use crate::blob::{Tree, cell, read, read_resolved};
 use crate::samples::{all, cpus, largest, little_big, machine, three_kinds};
@@ -81,7 +83,7 @@ fn the_cpu_map_has_every_cpu_in_its_cluster() {
     let mut facts = little_big();
     // Any numbers: their order is the order of the nodes.
     for (cpu, cluster) in facts.cpus.iter_mut().zip([40, 7, 7, 40]) {
-        cpu.cluster = cluster;
+        cpu.place.cluster = cluster;
     }
     let tree = tree(facts);
     let core = |path: &str| tree[&format!("/cpus/cpu-map/{path}")]["cpu"].clone();
@@ -90,6 +92,77 @@ fn the_cpu_map_has_every_cpu_in_its_cluster() {
     assert_eq!(core("cluster1/core0"), b"/cpus/cpu@0");
     assert_eq!(core("cluster1/core1"), b"/cpus/cpu@3");
     assert_eq!(tree.keys().filter(|path| path.contains("/core")).count(), 4);
+}
+
+#[test]
+fn threads_and_sockets_are_in_the_cpu_map_where_there_are_several() {
+    // Of each CPU socket, cluster and core; its node below the map.
+    type Row<'a> = (&'a str, [(u32, u32, Option<u32>); 4], [&'a str; 4]);
+    let rows: [Row; 3] = [
+        (
+            "two cores of two threads",
+            [
+                (5, 1, Some(0)),
+                (5, 1, Some(0)),
+                (5, 1, Some(2)),
+                (5, 1, Some(2)),
+            ],
+            [
+                "cluster0/core0/thread0",
+                "cluster0/core0/thread1",
+                "cluster0/core1/thread0",
+                "cluster0/core1/thread1",
+            ],
+        ),
+        (
+            "one thread each",
+            [(0, 0, Some(9)), (0, 0, None), (0, 0, None), (0, 1, Some(9))],
+            [
+                "cluster0/core0",
+                "cluster0/core1",
+                "cluster0/core2",
+                "cluster1/core0",
+            ],
+        ),
+        (
+            "two sockets",
+            [
+                (0, 0, None),
+                (0, 1, Some(2)),
+                (4, 2, Some(4)),
+                (4, 2, Some(4)),
+            ],
+            [
+                "socket0/cluster0/core0",
+                "socket0/cluster1/core0",
+                "socket1/cluster0/core0/thread0",
+                "socket1/cluster0/core0/thread1",
+            ],
+        ),
+    ];
+    for (name, places, nodes) in rows {
+        let mut facts = little_big();
+        for (cpu, (socket, cluster, core)) in facts.cpus.iter_mut().zip(places) {
+            cpu.place = CpuPlace {
+                socket,
+                cluster,
+                core,
+            };
+        }
+        let tree = tree(facts);
+        for (cpu, node) in nodes.iter().enumerate() {
+            let refers = &tree[&format!("/cpus/cpu-map/{node}")]["cpu"];
+            assert_eq!(refers, format!("/cpus/cpu@{cpu}").as_bytes(), "{name}");
+        }
+        let map = tree
+            .iter()
+            .filter(|(path, _)| path.starts_with("/cpus/cpu-map/"));
+        assert_eq!(
+            map.filter(|(_, node)| node.contains_key("cpu")).count(),
+            4,
+            "{name}"
+        );
+    }
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 //! Machines that tests use.
 
-use vcpufreq_dt::{CpuFacts, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind};
+use vcpufreq_dt::{
+    CpuFacts, CpuPlace, CpufreqRegion, Machine, MachineFacts, Opp, OppTable, RegionKind,
+};
 
 pub const REGION: CpufreqRegion = CpufreqRegion {
     base: 0x0b00_0000,
@@ -38,7 +40,7 @@ pub fn cpus(perf: &[(u16, u32)]) -> MachineFacts {
             capacity,
             khz_max,
             opp_table: None,
-            cluster: 0,
+            place: CpuPlace::default(),
             real_time: false,
         });
     MachineFacts {
@@ -66,7 +68,7 @@ pub fn little_big() -> MachineFacts {
     ]);
     for (index, cpu) in facts.cpus.iter_mut().enumerate() {
         cpu.opp_table = Some(index / 2);
-        cpu.cluster = u32::from(index >= 2);
+        cpu.place.cluster = u32::from(index >= 2);
     }
     facts.opp_tables = [little, big]
         .map(|opps| OppTable { opps, shared: true })
@@ -98,7 +100,7 @@ pub fn three_kinds() -> MachineFacts {
                 capacity,
                 khz_max: *khz.last().unwrap(),
                 opp_table: Some(kind),
-                cluster: 0,
+                place: CpuPlace::default(),
                 real_time: false,
             });
         }
@@ -114,7 +116,7 @@ pub fn largest() -> MachineFacts {
         let n = u64::try_from(index).unwrap();
         cpu.reg = ((n >> 8) << 32) | (((n >> 4) & 0xf) << 8) | (n & 0xf);
         cpu.opp_table = Some(0);
-        cpu.cluster = u32::try_from(index / 16).unwrap();
+        cpu.place.cluster = u32::try_from(index / 16).unwrap();
     }
     facts.opp_tables = vec![OppTable {
         opps: (1..=64).map(|n| bare(n * 100_000)).collect(),

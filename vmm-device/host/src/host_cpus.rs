@@ -26,6 +26,10 @@ pub struct Pcpu {
     pub reference_khz: Option<u32>,
     /// Its cluster, by its first CPU; where Linux shows none, its policy.
     pub cluster: Option<u32>,
+    /// Its core, by the first of its threads.
+    pub core: Option<u32>,
+    /// Its package, by its first CPU; `None` where Linux may mean a cluster by that.
+    pub package: Option<u32>,
 }
 
 /// One cpufreq policy: CPUs that share a frequency.
@@ -100,6 +104,8 @@ impl HostCpus {
             cluster: cluster
                 .and_then(|list| list.iter().next())
                 .or_else(|| policy_of(id)),
+            core: topology::core(root, id),
+            package: topology::package(root, id),
         };
         Self {
             cpus: clusters.map(cpu).collect(),

@@ -56,6 +56,30 @@ pub fn policies(root: &HostRoot) -> Vec<(u32, CpuList)> {
     policies
 }
 
+/// The first Linux that takes packages from a cpu-map's sockets. Before, they were its clusters.
+const SOCKETS_SINCE: (u32, u32) = (6, 0);
+
+fn list(root: &HostRoot, pcpu: u32, name: &str) -> Option<CpuList> {
+    root.number(format!("{CPUS}/cpu{pcpu}/topology/{name}"))
+}
+
+/// The threads of a pCPU's core, by the name since Linux 5.3 or before.
+fn threads(root: &HostRoot, pcpu: u32) -> Option<CpuList> {
+    let names = ["core_cpus_list", "thread_siblings_list"];
+    names.into_iter().find_map(|name| list(root, pcpu, name))
+}
+
+/// The first thread of a pCPU's core.
+pub(super) fn core(root: &HostRoot, pcpu: u32) -> Option<u32> {
+    threads(root, pcpu)?.iter().next()
+}
+
+/// The first pCPU of a pCPU's package.
+pub(super) fn package(root: &HostRoot, pcpu: u32) -> Option<u32> {
+    root.kernel_version().filter(|of| *of >= SOCKETS_SINCE)?;
+    list(root, pcpu, "package_cpus_list")?.iter().next()
+}
+
 /// The clusters that Linux shows of these pCPUs, each as the list of one of them; `None` for an
 /// offline one, and for all where Linux shows nothing.
 ///
@@ -64,14 +88,14 @@ pub fn policies(root: &HostRoot) -> Vec<(u32, CpuList)> {
 /// cluster is alone in its list, as one of a cluster of its own is: where all are alone, without a
 /// number of a cluster, the die or the package counts.
 pub(super) fn clusters(root: &HostRoot, pcpus: &CpuList) -> Vec<(u32, Option<CpuList>)> {
-    let file = |pcpu: u32, name: &str| format!("{CPUS}/cpu{pcpu}/topology/{name}");
-    let list = |pcpu, name: &str| root.number::<CpuList>(file(pcpu, name));
     let is_more_than_core = |pcpu, name: &str| {
-        let core = list(pcpu, "core_cpus_list").or_else(|| list(pcpu, "thread_siblings_list"));
-        let core = core.map_or(1, |core| core.len());
-        list(pcpu, name).is_some_and(|list| list.len() > core)
+        let core = threads(root, pcpu).map_or(1, |core| core.len());
+        list(root, pcpu, name).is_some_and(|list| list.len() > core)
     };
-    let has_number = |pcpu| root.number::<u32>(file(pcpu, "cluster_id")).is_some();
+    let has_number = |pcpu| {
+        let number = root.number::<u32>(format!("{CPUS}/cpu{pcpu}/topology/cluster_id"));
+        number.is_some()
+    };
     let levels = ["cluster_cpus_list", "die_cpus_list", "package_cpus_list"];
     let level = levels.into_iter().find(|name| {
         let is_cluster = *name == levels[0];
@@ -81,7 +105,7 @@ pub(super) fn clusters(root: &HostRoot, pcpus: &CpuList) -> Vec<(u32, Option<Cpu
     });
     // The package's name before 5.3.
     let level = level.unwrap_or("core_siblings_list");
-    let each = pcpus.iter().map(|pcpu| (pcpu, list(pcpu, level)));
+    let each = pcpus.iter().map(|pcpu| (pcpu, list(root, pcpu, level)));
     each.collect()
 }
 

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 use anyhow::bail;
 use vcpufreq_device::{DomainId, Khz, RatedCapacity, Util};
-use vcpufreq_dt::Opp;
+use vcpufreq_dt::{CpuPlace, Opp};
 use vcpufreq_host::ActuatorChoice;
 
 use crate::options::{
@@ -42,8 +42,8 @@ pub struct VcpuConfig {
     pub reference_khz: Option<u32>,
     /// Its performance domain: vCPUs of one domain get one frequency.
     pub domain: DomainId,
-    /// Its cluster in the guest's `cpu-map`, counted from 0.
-    pub cluster: u32,
+    /// Its place in the guest's `cpu-map`; clusters are counted from 0.
+    pub place: CpuPlace,
     /// How its thread is scheduled, if it is a real-time one.
     pub rt: Option<RtPolicy>,
 }

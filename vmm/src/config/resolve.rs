@@ -12,13 +12,16 @@
 //! default where each vCPU is pinned within one policy and none is described by the user
 //! ([`TopologySource`]).
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use anyhow::{Context, anyhow, bail};
 use vcpufreq_device::{
     ClampMode, CurPerfVisibility, DeviceConfig, DomainId, Headroom, Khz, PerfTable, Util, VcpuSpec,
 };
-use vcpufreq_dt::Opp;
+use vcpufreq_dt::{CpuPlace, Opp};
 use vcpufreq_host::{ActuatorChoice, CAPACITY_SCALE, CpuList};
 
 use crate::{
@@ -155,6 +158,7 @@ pub fn vcpus(options: &VcpuArgs, host: &HostCpus, count: u32) -> anyhow::Result<
         mirror: TopologySource::of(options, host, count).mirrors(),
         domains: BTreeMap::new(),
         clusters: BTreeMap::new(),
+        threads: BTreeSet::new(),
     };
     let vcpus = (0..count).map(|vcpu| plan.vcpu(vcpu));
     let vcpus = vcpus.collect::<anyhow::Result<Vec<_>>>()?;
@@ -256,6 +260,8 @@ struct VcpuResolver<'a> {
     domains: BTreeMap<(u32, bool), u32>,
     /// The guest's cluster for one of the host's.
     clusters: BTreeMap<u32, u32>,
+    /// The pCPUs that a vCPU is the thread of.
+    threads: BTreeSet<u32>,
 }
 
 impl<'a> VcpuResolver<'a> {
@@ -273,7 +279,7 @@ impl<'a> VcpuResolver<'a> {
             reference_khz,
             opps,
             domain: DomainId(self.domain(vcpu)),
-            cluster: self.cluster(pcpu),
+            place: self.place(pcpu, &pin),
             pin: pin.into_iter().collect(),
             rt: of_vcpu(&self.options.rt, vcpu).copied(),
         })
@@ -353,13 +359,23 @@ impl<'a> VcpuResolver<'a> {
     }
 
     /// A domain follows the policy, a cluster the topology: either can have several of the other.
-    fn cluster(&mut self, pcpu: Option<&Pcpu>) -> u32 {
-        let own = pcpu.and_then(|pcpu| pcpu.cluster);
-        let Some(own) = own.filter(|_| self.mirror) else {
-            return 0;
+    /// Threads of one core are vCPUs that stay on different threads of one: another vCPU is a core of
+    /// its own.
+    fn place(&mut self, pcpu: Option<&Pcpu>, pin: &CpuList) -> CpuPlace {
+        let Some(pcpu) = pcpu.filter(|_| self.mirror) else {
+            return CpuPlace::default();
         };
         let next = u32::try_from(self.clusters.len()).unwrap_or(u32::MAX);
-        *self.clusters.entry(own).or_insert(next)
+        let cluster = |own| *self.clusters.entry(own).or_insert(next);
+        let host = self.host;
+        let core = pcpu.core.filter(|_| !pin.is_empty());
+        let is_own = |cpu| host.cpu(cpu).is_some_and(|cpu| cpu.core == core);
+        let core = core.filter(|_| pin.iter().all(is_own));
+        CpuPlace {
+            socket: pcpu.package.unwrap_or_default(),
+            cluster: pcpu.cluster.map(cluster).unwrap_or_default(),
+            core: core.filter(|_| self.threads.insert(pcpu.id)),
+        }
     }
 
     /// The capacity of a vCPU and the frequency that it refers to. The user's is at the vCPU's

@@ -34,7 +34,7 @@ fn a_mirrored_vcpu_is_its_pcpu() {
     let [little, big] = &vcpus[..] else { panic!() };
     assert_eq!(khz(little), [600_000, 1_000_000, 1_400_000, 1_800_000]);
     assert_eq!((little.capacity.get(), big.capacity.get()), (329, 1024));
-    assert_eq!((little.cluster, big.cluster), (0, 1));
+    assert_eq!((little.place.cluster, big.place.cluster), (0, 1));
     assert_eq!((little.domain, big.domain), (DomainId(0), DomainId(1)));
 }
 
@@ -62,7 +62,7 @@ fn without_host_topology_each_vcpu_is_alone_and_has_no_table() {
         (vcpus[0].domain, vcpus[1].domain),
         (DomainId(0), DomainId(1))
     );
-    assert_eq!((vcpus[0].cluster, vcpus[1].cluster), (0, 0));
+    assert_eq!((vcpus[0].place.cluster, vcpus[1].place.cluster), (0, 0));
     assert_eq!(khz(&vcpus[1]), [1_800_000]);
     assert_eq!(vcpus[1].capacity.get(), 329);
 }
@@ -365,7 +365,7 @@ fn clusters_follow_the_topology_and_domains_the_policies() {
         }
         let vcpus = vcpus(&options, &HostCpus::read(&host.root()), 4).unwrap();
         let of = |value: fn(&VcpuConfig) -> u32| vcpus.iter().map(value).collect::<Vec<_>>();
-        assert_eq!(of(|vcpu| vcpu.cluster), clusters, "{name}");
+        assert_eq!(of(|vcpu| vcpu.place.cluster), clusters, "{name}");
         assert_eq!(of(|vcpu| vcpu.domain.0), domains, "{name}");
     }
 }
@@ -427,6 +427,58 @@ fn broken_rules_are_refused_with_cause_and_next_step() {
         assert!(
             message.contains(';') && !message.contains('\n'),
             "{message}"
+        );
+    }
+}
+
+#[test]
+fn threads_of_a_core_and_sockets_are_the_hosts() {
+    let one_each = "cpus = 4\n[vcpu.0]\npin = 0\n[vcpu.1]\npin = 1\n[vcpu.2]\npin = 2\n\
+        [vcpu.3]\npin = 3";
+    let rows = [
+        (
+            one_each,
+            "6.12.48",
+            [0, 0, 2, 2],
+            [Some(0), Some(0), Some(2), Some(2)],
+        ),
+        // Their packages are clusters, perhaps.
+        (
+            one_each,
+            "5.15.0",
+            [0; 4],
+            [Some(0), Some(0), Some(2), Some(2)],
+        ),
+        // Two vCPUs on one thread, and one that moves between cores.
+        (
+            "cpus = 4\n[vcpu.0]\npin = 0\n[vcpu.1]\npin = 0\n[vcpu.2]\npin = '2-3'\n\
+             [vcpu.3]\npin = '1,3'",
+            "6.12.48",
+            [0, 0, 2, 2],
+            [Some(0), None, Some(2), None],
+        ),
+    ];
+    for (toml, kernel, sockets, cores) in rows {
+        let host = FakeHost::two_plus_two();
+        host.kernel(kernel);
+        for (cpu, siblings) in (0..).zip(["0-1", "0-1", "2-3", "2-3"]) {
+            host.topology(cpu, siblings, siblings);
+            let dir = format!("sys/devices/system/cpu/cpu{cpu}/topology");
+            host.write(&format!("{dir}/core_cpus_list"), siblings);
+        }
+        let options = VcpuArgs {
+            host_topology: Some(true),
+            ..options(toml)
+        };
+        let vcpus = vcpus(&options, &HostCpus::read(&host.root()), 4).unwrap();
+        let places = vcpus
+            .iter()
+            .map(|vcpu| (vcpu.place.socket, vcpu.place.core));
+        let expected = sockets.into_iter().zip(cores);
+        assert_eq!(
+            places.collect::<Vec<_>>(),
+            expected.collect::<Vec<_>>(),
+            "{toml} {kernel}"
         );
     }
 }

@@ -80,7 +80,7 @@ pub fn machine(
             capacity: capacity.get(),
             khz_max: top.map_or(SAME_FOR_ALL_KHZ, |opp| opp.khz),
             opp_table,
-            cluster: vcpu.cluster,
+            place: vcpu.place,
             real_time: vcpu.rt.is_some(),
         });
     }

@@ -137,7 +137,7 @@ mod tests {
 
     use std::collections::BTreeMap;
 
-    use vcpufreq_dt::{CpuFacts, CpufreqRegion, MachineFacts, RegionKind};
+    use vcpufreq_dt::{CpuFacts, CpuPlace, CpufreqRegion, MachineFacts, RegionKind};
 
     use super::super::image::FDT_MAX;
     use super::super::layout::{CPUFREQ_BASE, mpidr_affinity};
@@ -156,7 +156,7 @@ mod tests {
             capacity: 1024,
             khz_max: 2_000_000,
             opp_table: None,
-            cluster: 0,
+            place: CpuPlace::default(),
             real_time: false,
         };
         let facts = MachineFacts {
