@@ -24,7 +24,7 @@ pub struct Pcpu {
     pub capacity: Option<u16>,
     /// The frequency in kHz that its capacity refers to; `None` without a cpufreq policy.
     pub reference_khz: Option<u32>,
-    /// Its cluster, by its first CPU; where Linux shows none, its policy.
+    /// Its cluster, by its first CPU; where Linux shows none, the policy of its core.
     pub cluster: Option<u32>,
     /// Its core, by the first of its threads.
     pub core: Option<u32>,
@@ -103,7 +103,7 @@ impl HostCpus {
             reference_khz: reference_khz(id),
             cluster: cluster
                 .and_then(|list| list.iter().next())
-                .or_else(|| policy_of(id)),
+                .or_else(|| policy_of(topology::core(root, id).unwrap_or(id))),
             core: topology::core(root, id),
             package: topology::package(root, id),
         };
@@ -289,6 +289,20 @@ mod tests {
         let opps = HostCpus::read(&host.root()).policies[0].opps.clone();
         let boost: Vec<_> = opps.iter().map(|opp| opp.boost).collect();
         assert_eq!(boost, [false, false, false, true]);
+    }
+
+    #[test]
+    fn threads_of_a_core_are_in_one_cluster_though_each_has_a_policy() {
+        let host = FakeHost::two_plus_two();
+        for (cpu, siblings) in [(0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3")] {
+            host.policy(cpu, &cpu.to_string(), "", "2800000");
+            let path = format!("sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list");
+            host.write(&path, siblings);
+        }
+        let cpus = HostCpus::read(&host.root()).cpus;
+        let places: Vec<_> = cpus.iter().map(|cpu| (cpu.cluster, cpu.core)).collect();
+        let [first, second] = [0, 2].map(|core| (Some(core), Some(core)));
+        assert_eq!(places, [first, first, second, second]);
     }
 
     #[test]
