@@ -185,6 +185,7 @@ fn same(results: &[Value]) -> TestResult {
 
 /// What came of one scenario: the tests that it makes, and its report.
 struct ScenarioOutcome {
+    scenario: String,
     tried: Vec<TestResult>,
     result: Value,
 }
@@ -224,27 +225,36 @@ impl Boot {
                 Err(failed) => tried.push(failed),
             }
         }
-        if self.sampled.is_empty() {
-            return (tried, results);
-        }
-        let mut draws = vec![Vec::new(); draws::DRAWS];
-        for (draw, number) in draws.iter_mut().zip(0..) {
-            let later_us = later_us + number * draws::LATER_US;
-            match self.draw(artifacts, repo, later_us, self.sampled) {
-                Ok(outcomes) => {
-                    for one in outcomes {
-                        draw.extend(one.tried);
+        let mut draws = vec![Vec::new(); self.sampled.len()];
+        for number in 0..draws::DRAWS {
+            let later_us = later_us + number as u64 * draws::LATER_US;
+            let open = draws.iter_mut().zip(self.sampled);
+            let open = open.filter(|(draws, _)| !draws::are_decided(draws));
+            let (open, scenarios): (Vec<_>, Vec<&str>) = open.unzip();
+            if scenarios.is_empty() {
+                break;
+            }
+            let mut outcomes = self.draw(artifacts, repo, later_us, &scenarios);
+            let mut tests_of = |scenario: &str| match &mut outcomes {
+                Ok(all) => {
+                    let at = all.iter().position(|one| one.scenario == scenario);
+                    let outcome = at.map(|at| all.swap_remove(at));
+                    outcome.map_or(Vec::new(), |one| {
                         add_result(one.result, later_us);
-                    }
+                        one.tried
+                    })
                 }
                 // Its scenarios failed, each for that reason.
-                Err(failed) => draw.extend(self.sampled.iter().map(|one| TestResult {
-                    name: format!("lab {}: {one}", self.name()),
+                Err(failed) => vec![TestResult {
+                    name: format!("lab {}: {scenario}", self.name()),
                     verdict: failed.verdict.clone(),
-                })),
+                }],
+            };
+            for (draws, scenario) in open.into_iter().zip(scenarios) {
+                draws.push(tests_of(scenario));
             }
         }
-        let judged = draws::judged(&draws);
+        let judged: Vec<_> = draws.iter().flat_map(|one| draws::judged(one)).collect();
         judged.iter().for_each(tell);
         tried.extend(judged);
         (tried, results)
@@ -301,6 +311,7 @@ impl Boot {
         above(|| println!("{line}"));
         let wall_s = report.wall.as_secs();
         let outcomes = report.results.iter().map(|result| ScenarioOutcome {
+            scenario: result.scenario.clone(),
             tried: self.tests_of(&name(&result.scenario), result, wall_s),
             result: result.json(),
         });
