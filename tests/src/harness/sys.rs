@@ -162,15 +162,22 @@ pub fn fork_and_wait() -> Result<()> {
     Ok(())
 }
 
-/// Has `command` start without what BPF needs: CAP_SYS_ADMIN, CAP_PERFMON and
-/// CAP_BPF leave its bounding set, and with that root's set at the next exec.
+/// What a real-time policy needs, or the limit rtprio.
+pub const CAP_SYS_NICE: &[libc::c_ulong] = &[23];
+
+/// Has `command` start without what BPF needs: CAP_SYS_ADMIN, CAP_PERFMON and CAP_BPF.
 pub fn drop_bpf_capabilities(command: &mut std::process::Command) {
+    drop_capabilities(command, &[21, 38, 39]);
+}
+
+/// Has `command` start without these capabilities: they leave its bounding set, and with that root's
+/// set at the next exec.
+pub fn drop_capabilities(command: &mut std::process::Command, caps: &'static [libc::c_ulong]) {
     use std::os::unix::process::CommandExt as _;
-    const CAPS: [libc::c_ulong; 3] = [21, 38, 39];
-    let drop = || {
-        for cap in CAPS {
+    let drop = move || {
+        for cap in caps {
             // SAFETY: takes plain numbers.
-            if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0) } != 0 {
+            if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, *cap, 0, 0, 0) } != 0 {
                 return Err(std::io::Error::last_os_error());
             }
         }

@@ -18,6 +18,7 @@ use crate::harness::plan::{Plan, ask_for, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::rt_command::succeeded;
 use crate::harness::server::ServeProcess;
+use crate::harness::sys::{CAP_SYS_NICE, drop_capabilities};
 use crate::harness::sysfs;
 use crate::harness::thread_facts::{allowed, scheduling};
 use crate::harness::trace;
@@ -61,6 +62,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         no_partition,
         refused(&unlocked, "-overcommit mem-lock=on")?,
         refused(&shared, "vCPU 1's alone")?,
+        denied(&setup)?,
     ];
     let floor = *policy.opps.get(1).context("no second OPP")?;
     let setup = setup.with(&["--floor", &format!("1={floor}")]);
@@ -94,7 +96,18 @@ pub(super) fn setup(little: u32, cpu: u32) -> Setup {
 
 /// The line by which it is refused: one, exit code 2.
 fn refused(setup: &Setup, said: &str) -> Result<String> {
-    let output = vm::command(setup).output()?;
+    refused_with(&mut vm::command(setup), said)
+}
+
+/// The same without the right to real-time policies.
+fn denied(setup: &Setup) -> Result<String> {
+    let mut command = vm::command(setup);
+    drop_capabilities(&mut command, CAP_SYS_NICE);
+    refused_with(&mut command, "the limit rtprio, which is 0")
+}
+
+fn refused_with(command: &mut Command, said: &str) -> Result<String> {
+    let output = command.output()?;
     let line = String::from_utf8_lossy(&output.stderr).into_owned();
     let told = line.lines().count() == 1 && line.contains(said);
     ensure!(told && output.status.code() == Some(2), "{said}: {line}");
