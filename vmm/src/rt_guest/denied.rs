@@ -44,7 +44,7 @@ pub fn schedule(vcpu: VcpuId, policy: RtPolicy, tid: Tid) -> anyhow::Result<()> 
 }
 
 /// Whether the kernel grants a thread of this process the policy of `vcpu`. SCHED_DEADLINE is not
-/// tried: it takes the vCPU's own place.
+/// tried: it takes the vCPU's own place. `check_host` looks for the root domain that it needs.
 ///
 /// # Errors
 /// As [`schedule`].
@@ -81,10 +81,15 @@ fn deadline_refused(vcpu: VcpuId, error: &io::Error) -> String {
         Some(libc::EBUSY) => format!(
             "vCPU {vcpu} can't be SCHED_DEADLINE: its CPU has not that much bandwidth left; give it a smaller RUNTIME"
         ),
-        _ => format!(
-            "vCPU {vcpu} can't be SCHED_DEADLINE: with admission control its thread has to be allowed on every CPU of its root domain; set its pCPU apart alone (vcpufreq rt apply with cpuset = \"root\" and one CPU for this guest), or write -1 to /proc/sys/kernel/sched_rt_runtime_us; and run as root"
-        ),
+        _ => format!("{}; and run as root", no_root_domain(vcpu)),
     }
+}
+
+/// What SCHED_DEADLINE asks for beside rights.
+pub fn no_root_domain(vcpu: VcpuId) -> String {
+    format!(
+        "vCPU {vcpu} can't be SCHED_DEADLINE: with admission control its thread has to be allowed on every CPU of its root domain; set its pCPU apart alone (vcpufreq rt apply with cpuset = \"root\" and one CPU for this guest), or write -1 to /proc/sys/kernel/sched_rt_runtime_us"
+    )
 }
 
 #[cfg(test)]

@@ -88,7 +88,9 @@ impl RtGuest {
                 rt,
             })
         };
-        Self::with_groups(wish, host, applied, groups)?.check_apart(host)
+        let guest = Self::with_groups(wish, host, applied, groups)?;
+        guest.check_apart(host)?;
+        guest.check_root_domain(host)
     }
 
     /// The same for vCPUs of process `vmm`, which this one serves.
@@ -152,6 +154,25 @@ impl RtGuest {
             return Ok(());
         }
         bail!("{}", self.not_apart())
+    }
+
+    /// Checks that a SCHED_DEADLINE vCPU has a root domain of its own, if the kernel has admission
+    /// control (`sched_setscheduler` in `kernel/sched/syscalls.c`).
+    fn check_root_domain(&self, host: &HostRoot) -> anyhow::Result<()> {
+        let is_deadline = |policy: &Option<_>| matches!(policy, Some(RtPolicy::Deadline { .. }));
+        let deadline = self.policies.iter().position(is_deadline);
+        let Some(vcpu) = deadline.and_then(|vcpu| u16::try_from(vcpu).ok()) else {
+            return Ok(());
+        };
+        let runtime = host.text("proc/sys/kernel/sched_rt_runtime_us");
+        let kind = self.partition.as_ref().and_then(|groups| {
+            fs::read_to_string(groups.top.join("rt/cpuset.cpus.partition")).ok()
+        });
+        let alone = self.cpus.len() == 1 && kind.is_some_and(|kind| kind.trim() == "root");
+        if alone || runtime.is_some_and(|runtime| runtime.trim() == "-1") {
+            return Ok(());
+        }
+        bail!("{}", denied::no_root_domain(VcpuId(vcpu)))
     }
 
     /// Checks that no other guest is in the partition.

@@ -281,6 +281,35 @@ fn another_programs_vm_goes_from_its_group_into_the_partition() {
     );
 }
 
+/// Before its VMM is started, which would have to be ended otherwise.
+#[test]
+fn a_deadline_vcpu_has_a_root_domain_of_its_own() {
+    let (host, record) = (with_vm(), applied(&[("plc", "3")]));
+    let rt = "sys/fs/cgroup/vcpufreq-rt.plc/rt/cpuset.cpus.partition";
+    let runtime = "proc/sys/kernel/sched_rt_runtime_us";
+    for (kind, runtime_us, is_refused) in [
+        ("isolated", "950000", true),
+        ("root", "950000", false),
+        ("isolated", "-1", false),
+    ] {
+        host.write(rt, format!("{kind}\n"));
+        host.write(runtime, format!("{runtime_us}\n"));
+        let toml = "cpus=2\n[vcpu.0]\npin=0\n[vcpu.1]\npin=3\nrt='deadline:500/1000'";
+        let (vcpus, floors) = parts(toml).unwrap();
+        let wish = RtWish {
+            vcpus: &vcpus,
+            floors: &floors,
+            resume_latency: None,
+        };
+        let checked = RtGuest::check_host(&wish, &host.root(), Some(&record));
+        let said = checked.err().map(|why| why.to_string());
+        let named = said
+            .as_ref()
+            .is_some_and(|line| line.contains("vCPU 1 can't be SCHED_DEADLINE"));
+        assert_eq!(named, is_refused, "{kind} {runtime_us}: {said:?}");
+    }
+}
+
 // Threads of it that the server does not know would run there.
 #[test]
 fn another_programs_vm_is_real_time_only_on_cpus_that_are_set_apart() {
