@@ -233,9 +233,58 @@ impl<'a> QemuCommand<'a> {
     }
 }
 
-/// Programs that become the one that they start, so that its process is theirs.
-const BECOME: [&str; 9] = [
-    "chrt", "env", "ionice", "nice", "nohup", "numactl", "prlimit", "setpriv", "taskset",
+/// Programs that become the one that they start, so that its process is theirs; which of their short
+/// and long options take the next word.
+const BECOME: [(&str, &str, &[&str]); 9] = [
+    (
+        "chrt",
+        "DPT",
+        &["sched-deadline", "sched-period", "sched-runtime"],
+    ),
+    ("env", "CSau", &["argv0", "chdir", "split-string", "unset"]),
+    ("ionice", "cn", &["class", "classdata"]),
+    ("nice", "n", &["adjustment"]),
+    ("nohup", "", &[]),
+    (
+        "numactl",
+        "CNPcimpw",
+        &[
+            "cpubind",
+            "cpunodebind",
+            "interleave",
+            "membind",
+            "physcpubind",
+            "preferred",
+            "preferred-many",
+            "weighted-interleave",
+        ],
+    ),
+    ("prlimit", "", &[]),
+    (
+        "setpriv",
+        "",
+        &[
+            "ambient-caps",
+            "apparmor-profile",
+            "bounding-set",
+            "egid",
+            "euid",
+            "groups",
+            "inh-caps",
+            "landlock-access",
+            "landlock-rule",
+            "pdeathsig",
+            "ptracer",
+            "regid",
+            "reuid",
+            "rgid",
+            "ruid",
+            "seccomp-filter",
+            "securebits",
+            "selinux-label",
+        ],
+    ),
+    ("taskset", "", &[]),
 ];
 /// Programs that stay between the server and QEMU, or close what QEMU is to inherit.
 const STAY: [&str; 11] = [
@@ -254,25 +303,50 @@ const STAY: [&str; 11] = [
 
 /// Where QEMU is among these words: behind programs that become it.
 fn place_of_qemu(words: &[OsString]) -> anyhow::Result<usize> {
-    let first = words.first().map_or("", |word| name_of(word));
-    let becomes = BECOME.contains(&first);
+    let mut place = 0;
+    while let Some(behind) = behind(&words[place..]) {
+        place += behind;
+    }
+    let program = words.get(place).map_or("", |word| name_of(word));
+    let is_qemu = program.starts_with("qemu") || program == "kvm";
     // An unknown program may stay, too.
-    let is_qemu = first.starts_with("qemu") || first == "kvm";
-    let hides_qemu = || !is_qemu && words.iter().skip(1).any(is_emulator);
-    if STAY.contains(&first) || (!becomes && hides_qemu()) {
-        bail!("put {first} before vcpufreq: behind \"--\" QEMU takes its place");
+    let hides_qemu = || !is_qemu && words.iter().skip(place + 1).any(is_emulator);
+    if STAY.contains(&program) || hides_qemu() {
+        bail!("put {program} before vcpufreq: behind \"--\" QEMU takes its place");
     }
-    if !becomes {
-        return Ok(0);
+    if place > 0 && !is_qemu {
+        let first = name_of(&words[0]);
+        bail!("no QEMU is found behind {first}; put {first} before vcpufreq, which QEMU inherits");
     }
-    // A variable of env's may name a QEMU, too.
-    let is_qemu = |word: &OsString| {
-        let name = name_of(word);
-        (name.starts_with("qemu") || name == "kvm") && !word.to_string_lossy().contains('=')
-    };
-    words.iter().position(is_qemu).with_context(|| {
-        format!("no QEMU is found behind {first}; put {first} before vcpufreq, which QEMU inherits")
-    })
+    Ok(place)
+}
+
+/// Where the program is that the first of these words becomes, if it becomes one: behind its options with
+/// their values, which may be named as a QEMU, and behind variables, CPUs and priorities.
+fn behind(words: &[OsString]) -> Option<usize> {
+    let name = name_of(words.first()?);
+    let (_, short, long) = BECOME.iter().find(|(known, ..)| *known == name)?;
+    let mut place = 1;
+    while let Some(word) = words.get(place).map(|word| word.to_string_lossy()) {
+        let takes_next = match (word.strip_prefix("--"), word.strip_prefix('-')) {
+            // It may be shortened, and "--" itself is none.
+            (Some(name), _) => !name.is_empty() && long.iter().any(|long| long.starts_with(name)),
+            // What is behind a letter that takes a value is that value.
+            (_, Some(letters)) => {
+                let takes = letters.find(|letter| short.contains(letter));
+                takes.is_some_and(|at| at + 1 == letters.len())
+            }
+            _ if word.contains('=') || word.chars().all(is_of_list) => false,
+            _ => break,
+        };
+        place += 1 + usize::from(takes_next);
+    }
+    Some(place.min(words.len()))
+}
+
+/// Whether it may be part of a priority, a mask or a list of CPUs.
+fn is_of_list(char: char) -> bool {
+    char.is_ascii_hexdigit() || "x,-:".contains(char)
 }
 
 /// Whether a word is the name of QEMU's program for an architecture.
@@ -463,6 +537,26 @@ mod tests {
             ("my-qemu taskset", "my-qemu", 1),
             ("kvm -name qemu -m 1G", "kvm", 4),
             ("my-qemu -pidfile /qemu-system-1.pid", "my-qemu", 2),
+            (
+                "setpriv --reuid qemu --regid=kvm --clear-groups qemu-system-aarch64 -m 1G",
+                "setpriv --reuid qemu --regid=kvm --clear-groups qemu-system-aarch64",
+                2,
+            ),
+            (
+                "setpriv --reu kvm qemu -name qemu-system-1",
+                "setpriv --reu kvm qemu",
+                2,
+            ),
+            (
+                "env -iu qemu -C /kvm -- Q=1 nice -n 5 chrt -f 9 numactl -N 0 -m0 kvm -smp 2",
+                "env -iu qemu -C /kvm -- Q=1 nice -n 5 chrt -f 9 numactl -N 0 -m0 kvm",
+                2,
+            ),
+            (
+                "ionice -c2 -n 7 taskset f0 qemu",
+                "ionice -c2 -n 7 taskset f0 qemu",
+                0,
+            ),
         ] {
             let (words, seen) = of(line, |line| {
                 let start = line.start();
@@ -476,6 +570,9 @@ mod tests {
             "sudo qemu-system-x86_64",
             "/usr/bin/timeout 9 qemu",
             "taskset 1 ./mine",
+            "nice sudo -u qemu qemu-system-x86_64",
+            "setpriv --reuid qemu",
+            "setpriv --reuid",
             "stdbuf -o0 /usr/bin/qemu-system-aarch64 -M virt",
             "mine qemu-system-aarch64",
         ] {
