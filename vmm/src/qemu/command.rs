@@ -81,7 +81,17 @@ impl<'a> QemuCommand<'a> {
 
     /// The arguments of a QEMU that makes the same device tree: of machine, CPUs, memory and kernel.
     /// Without devices, disks, sockets and files that it would write: they are the guest's.
-    pub fn of_tree(&self) -> Vec<OsString> {
+    ///
+    /// # Errors
+    /// When an object is in a form of JSON that QEMU alone takes.
+    pub fn of_tree(&self) -> anyhow::Result<Vec<OsString>> {
+        for json in self.texts("object").filter(|text| text.starts_with('{')) {
+            serde_json::from_str::<Map<String, Value>>(json).with_context(|| {
+                format!(
+                    "-object {json} can't be read; write it with double quotes, as libvirt does"
+                )
+            })?;
+        }
         let mut kept: Vec<OsString> = ["-nodefaults", "-display", "none"].map(Into::into).into();
         let mut words = self.seen.iter();
         while let Some(word) = words.next() {
@@ -94,7 +104,7 @@ impl<'a> QemuCommand<'a> {
                 kept.extend([word.clone(), value]);
             }
         }
-        kept
+        Ok(kept)
     }
 
     /// The values of an option, in order.
@@ -515,12 +525,22 @@ mod tests {
                  -object {\"id\":\"r\",\"qom-type\":\"memory-backend-ram\",\"size\":7}",
             ),
         ] {
-            let words = of(line, |line| line.of_tree());
+            let words = of(line, |line| line.of_tree().unwrap());
             let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
             assert_eq!(
                 words.join(" "),
                 format!("-nodefaults -display none {of_tree}")
             );
+        }
+    }
+
+    // Else the tree's memory would be another than the guest's.
+    #[test]
+    fn an_object_that_cannot_be_read_is_a_line() {
+        for object in ["{'qom-type':'memory-backend-ram','id':'m','size':7}", "{"] {
+            let line = format!("qemu -M virt -object {object}");
+            let error = of(&line, |line| line.of_tree()).unwrap_err().to_string();
+            assert!(error.contains("write it with double quotes"), "{error}");
         }
     }
 
@@ -590,7 +610,11 @@ mod tests {
         std::fs::write(file.path(), text).unwrap();
         let line = format!("qemu -readconfig {} -kernel Image", file.path().display());
         let (cpus, described, tree) = of(&line, |line| {
-            (line.cpus().unwrap(), line.described(), line.of_tree())
+            (
+                line.cpus().unwrap(),
+                line.described(),
+                line.of_tree().unwrap(),
+            )
         });
         assert_eq!((cpus, described), (2, Described::ByTree));
         let tree = tree[3..].join(OsStr::new(" "));

@@ -155,7 +155,7 @@ fn dumped(command: &QemuCommand<'_>) -> anyhow::Result<Vec<u8>> {
     let mut dump = OsString::from("dumpdtb=");
     dump.push(file.as_os_str());
     let mut qemu = command.start();
-    qemu.args(command.of_tree()).arg("-machine").arg(dump);
+    qemu.args(command.of_tree()?).arg("-machine").arg(dump);
     let ran = run(&mut qemu, |pid| ends_within(pid, DUMP_WITHIN));
     let tree = fs::read(&file);
     state::remove_tree_file(&file).context("can't remove QEMU's device tree")?;
