@@ -139,7 +139,7 @@ pub struct ExecArgs {
     pub command: Vec<OsString>,
 }
 
-/// Options of exec's guardian.
+/// Options of exec's guardian. The host is below the folder that it starts in: it takes no path.
 #[derive(Debug, Args)]
 pub struct GuardArgs {
     /// The process of exec
@@ -148,9 +148,6 @@ pub struct GuardArgs {
     /// The CPUs that the guardian may run on
     #[arg(long)]
     pub cpus: Option<CpuList>,
-    /// As exec has it
-    #[arg(long)]
-    pub root: Option<PathBuf>,
 }
 
 /// Guests and profile of a command.

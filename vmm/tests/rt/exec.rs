@@ -234,6 +234,21 @@ fn after_both_are_killed_the_record_is_there_to_restore() {
 }
 
 #[test]
+fn the_guardian_takes_no_path() {
+    let dir = host();
+    let running = RunningExec::start(&dir, "exec sleep 100.25");
+    let mut guard = Command::new(env!("CARGO_BIN_EXE_vcpufreq"));
+    guard.args(["rt", "guard", "--pid", &running.pid().to_string()]);
+    let output = guard.arg("--root").arg(dir.path()).output();
+    let output = output.expect("it starts");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert_eq!(swappiness(&dir), "10");
+    send(Signal::SIGTERM, running.pid());
+    running.end();
+    assert_as_before(&dir);
+}
+
+#[test]
 fn the_guardian_is_in_a_session_of_its_own_and_off_the_real_time_cpus() {
     let dir = host();
     let running = RunningExec::start(&dir, "exec sleep 100.25");

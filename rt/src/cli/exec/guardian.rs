@@ -3,8 +3,9 @@
 //! when the other end of its stdin is closed, and only what was changed for this exec.
 
 use std::{
+    env::current_dir,
     io::{self, Read as _},
-    path::{Path, absolute},
+    path::Path,
     process::{Child, Command, Stdio, id},
     thread::sleep,
     time::{Duration, Instant},
@@ -52,10 +53,8 @@ impl RestoreGuardian {
         if !cpus.is_empty() {
             command.arg(format!("--cpus={cpus}"));
         }
-        if let Some(root) = root {
-            command.arg("--root").arg(absolute(root)?);
-        }
-        let command = command.current_dir("/").stdin(Stdio::piped());
+        let root = root.unwrap_or(Path::new("/"));
+        let command = command.current_dir(root).stdin(Stdio::piped());
         let mut child = command.stdout(Stdio::piped()).spawn().context(
             "can't start the guardian; check that /proc is mounted and processes can be started",
         )?;
@@ -100,6 +99,7 @@ impl RestoreGuardian {
 /// When it could not go on guard.
 pub(in crate::cli) fn guard(args: &GuardArgs) -> anyhow::Result<u8> {
     let owner = process(args.pid)?;
+    let host = current_dir().context("the folder of the host can't be named")?;
     // Fails for the leader of a process group only, which a child isn't.
     setsid().context("can't leave the session")?;
     // Nothing but SIGKILL ends it early.
@@ -110,8 +110,7 @@ pub(in crate::cli) fn guard(args: &GuardArgs) -> anyhow::Result<u8> {
     print(READY)?;
     // Where it can't be read, there is nothing to wait for.
     let _ = io::copy(&mut io::stdin(), &mut io::sink());
-    let host = KernelHost::at_or_running(args.root.as_deref());
-    Ok(u8::from(!bring_back(&host, &owner)))
+    Ok(u8::from(!bring_back(&KernelHost::at(&host), &owner)))
 }
 
 fn process(pid: u32) -> anyhow::Result<Owner> {
