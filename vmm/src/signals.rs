@@ -2,11 +2,11 @@
 //! Waiting for a file, or for a signal that asks the program to end.
 
 use std::{
-    cell::Cell,
     os::fd::{AsFd, BorrowedFd},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use anyhow::bail;
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -17,11 +17,15 @@ use nix::{
 };
 
 /// Signals that ask the program to end, as a file. They end nothing while it lives.
-pub struct EndSignals {
-    file: SignalFd,
-    /// One that has come while the program waited for something else.
-    came: Cell<Option<Signal>>,
-}
+pub struct EndSignals(SignalFd);
+
+/// Those that end a wait for something else, too, if they are blocked.
+const TO_END: [Signal; 4] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+];
 
 /// What has happened.
 pub enum Ready {
@@ -53,34 +57,57 @@ impl EndSignals {
         Self::take_these(&signals)
     }
 
-    /// Whether `file` is readable within so long. A signal but SIGCHLD ends that wait, and is left for
-    /// [`wait`].
-    pub fn is_ready(&self, file: BorrowedFd<'_>, within: Duration) -> bool {
-        let until = Instant::now() + within;
-        while self.came.get().is_none() {
-            let left = until.saturating_duration_since(Instant::now());
-            match wait(self, &[file], Some(left)) {
-                Ok(Ready::File(_)) => return true,
-                Ok(Ready::Signal(Signal::SIGCHLD)) => {}
-                Ok(Ready::Signal(signal)) => self.came.set(Some(signal)),
-                Ok(Ready::Nothing) | Err(_) => return false,
-            }
-        }
-        false
-    }
-
     fn take_these(signals: &[Signal]) -> nix::Result<Self> {
         let mut set = SigSet::empty();
         for signal in signals {
             set.add(*signal);
         }
         set.thread_block()?;
-        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        Ok(Self {
-            file: SignalFd::with_flags(&set, flags)?,
-            came: Cell::new(None),
-        })
+        file_of(&set).map(Self)
     }
+}
+
+fn file_of(set: &SigSet) -> nix::Result<SignalFd> {
+    SignalFd::with_flags(set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+}
+
+/// Whether one of `files` is readable within so long, on a thread that may have [`EndSignals`], which it
+/// may heed.
+///
+/// # Errors
+/// When one of these asks the program to end, which stays for [`wait`]; or as poll(2).
+pub fn is_ready(files: &[BorrowedFd<'_>], within: Duration, heeds: bool) -> anyhow::Result<bool> {
+    let (blocked, mut heeded) = (SigSet::thread_get_mask()?, SigSet::empty());
+    let all = TO_END
+        .iter()
+        .filter(|signal| heeds && blocked.contains(**signal));
+    all.for_each(|signal| heeded.add(*signal));
+    let signals = file_of(&heeded)?;
+    match ready(signals.as_fd(), files, Some(within))? {
+        Some(0) => bail!("this program is told to end"),
+        ready => Ok(ready.is_some()),
+    }
+}
+
+/// Which is readable first, or its other end has gone: `first` is 0, `files` follow.
+fn ready(
+    first: BorrowedFd<'_>,
+    files: &[BorrowedFd<'_>],
+    within: Option<Duration>,
+) -> nix::Result<Option<usize>> {
+    let timeout = within.map_or(PollTimeout::NONE, |within| {
+        PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX)
+    });
+    let all = [first].into_iter().chain(files.iter().copied());
+    let mut polled: Vec<_> = all
+        .map(|file| PollFd::new(file, PollFlags::POLLIN))
+        .collect();
+    while let Err(error) = poll(&mut polled, timeout) {
+        if error != Errno::EINTR {
+            return Err(error);
+        }
+    }
+    Ok(polled.iter().position(|file| file.any() == Some(true)))
 }
 
 /// Waits for one of `files` or a signal, at most so long; a signal comes first, then the first file.
@@ -89,28 +116,10 @@ pub fn wait(
     files: &[BorrowedFd<'_>],
     within: Option<Duration>,
 ) -> nix::Result<Ready> {
-    if let Some(signal) = signals.came.take() {
-        return Ok(Ready::Signal(signal));
-    }
-    let longest = PollTimeout::MAX;
-    let timeout = within.map_or(PollTimeout::NONE, |within| {
-        PollTimeout::try_from(within).unwrap_or(longest)
-    });
-    let all = [signals.file.as_fd()]
-        .into_iter()
-        .chain(files.iter().copied());
-    let mut polled: Vec<_> = all
-        .map(|file| PollFd::new(file, PollFlags::POLLIN))
-        .collect();
     loop {
-        match poll(&mut polled, timeout) {
-            Err(Errno::EINTR) => continue,
-            polled => polled?,
-        };
-        let ready = polled.iter().position(|file| file.any() == Some(true));
-        match ready {
+        match ready(signals.0.as_fd(), files, within)? {
             Some(0) => {
-                let number = signals.file.read_signal()?.map(|info| info.ssi_signo);
+                let number = signals.0.read_signal()?.map(|info| info.ssi_signo);
                 let signal = number.and_then(|number| i32::try_from(number).ok());
                 if let Some(Ok(signal)) = signal.map(Signal::try_from) {
                     return Ok(Ready::Signal(signal));
@@ -119,5 +128,31 @@ pub fn wait(
             Some(index) => return Ok(Ready::File(index - 1)),
             None => return Ok(Ready::Nothing),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! A signal that asks the program to end ends each wait, and is there for the next one.
+    use nix::sys::signal::raise;
+
+    use super::*;
+
+    #[test]
+    fn a_signal_ends_a_wait_and_stays() {
+        // On a thread of its own: the mask is that thread's.
+        let heard = std::thread::spawn(|| {
+            let signals = EndSignals::take().unwrap();
+            assert!(!is_ready(&[], Duration::ZERO, true).unwrap());
+            raise(Signal::SIGTERM).unwrap();
+            assert!(!is_ready(&[], Duration::ZERO, false).unwrap());
+            for _ in 0..2 {
+                let told = is_ready(&[], Duration::MAX, true).unwrap_err();
+                assert_eq!(told.to_string(), "this program is told to end");
+            }
+            wait(&signals, &[], None)
+        });
+        let heard = heard.join().unwrap();
+        assert!(matches!(heard, Ok(Ready::Signal(Signal::SIGTERM))));
     }
 }

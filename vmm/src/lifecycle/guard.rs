@@ -27,7 +27,7 @@ use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
     lifecycle::record::{NoRecord, Owner, OwnerStatus},
     lifecycle::state::{self, StateDir},
-    message::chain,
+    message::{chain, warn},
     sys::{self, pidfd_open},
 };
 
@@ -163,7 +163,7 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
     match state::read(path) {
         Ok(record) => {
             cleaner.check(path, &record)?;
-            wait_for_end(&record.owner, &KernelHost::from(&host));
+            wait_for_end(&record.owner, path, &KernelHost::from(&host));
             #[cfg(feature = "bpf")]
             vcpufreq_host_bpf::sweep();
             cleaner.by_record(path, &record, &mut cleaned);
@@ -179,11 +179,21 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Waits for the end of a VMM, whose files are closed before it is gone: for milliseconds, or as long
-/// as the kernel takes to free its memory. A VMM that has only dropped its guardian is waited for, too.
-fn wait_for_end(owner: &Owner, host: &KernelHost) {
+/// as the kernel takes to free its memory. A VMM that has only dropped its guardian is waited for, too,
+/// while its record is there.
+fn wait_for_end(owner: &Owner, record: &Path, host: &KernelHost) {
     // Readable when no thread of the process is left.
     let process = pidfd_open(owner.pid).ok();
-    while owner.status(host) == OwnerStatus::InUse {
+    for look in 0.. {
+        if owner.status(host) != OwnerStatus::InUse || !is_there(record) {
+            return;
+        }
+        if look == 1 {
+            let pid = owner.pid;
+            warn(&format!(
+                "a guardian waits for the end of process {pid}, and undoes then what that changed"
+            ));
+        }
         match &process {
             Some(process) => {
                 sys::is_ready(process.as_fd(), PollFlags::POLLIN, LOOK_EVERY);
@@ -191,5 +201,19 @@ fn wait_for_end(owner: &Owner, host: &KernelHost) {
             // It has ended, or Linux is older than 5.3.
             None => std::thread::sleep(LOOK_EVERY),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! A guardian whose VMM lives on waits no longer than there is something to undo.
+    use super::*;
+    use crate::lifecycle::record::owner_of;
+
+    #[test]
+    fn a_guardian_without_a_record_ends() {
+        let owner = owner_of(&HostRoot::default(), std::process::id()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        wait_for_end(&owner, &dir.path().join("7.json"), &KernelHost::default());
     }
 }

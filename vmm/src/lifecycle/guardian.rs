@@ -15,7 +15,7 @@ use std::{
     io::{self, IsTerminal, Read},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     os::unix::net::UnixDatagram,
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -26,12 +26,14 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::{
     message::warn,
-    patience::patience,
+    patience::{patience, patiently},
     sys::{self, message_sockets, pidfd_open, uninterrupted},
 };
 
 /// The guardian's output when it is on guard.
 pub const READY: &[u8] = b"on guard\n";
+/// How long it may take until then.
+const STARTS_WITHIN: Duration = patience(10);
 /// How long the guardian may take to answer, which waits for a lock at most. It is waited for in parts,
 /// the first of which ends with a line.
 const ANSWERS_WITHIN: Duration = patience(30);
@@ -77,7 +79,8 @@ impl Guardian {
     /// Starts one for this process; it is on guard when this returns.
     ///
     /// # Errors
-    /// When the process can't be started.
+    /// When the process can't be started, doesn't start, or a signal asks this program to end. No
+    /// process is left then.
     pub fn start() -> anyhow::Result<Self> {
         let (own, other) = message_sockets().context("can't make sockets for the guardian")?;
         own.set_read_timeout(Some(PART))?;
@@ -91,14 +94,8 @@ impl Guardian {
             .stderr(console())
             .spawn()
             .context("can't start the guardian; check that /proc is mounted and processes can be started")?;
-        let mut said = Vec::new();
-        let mut output = child.stdout.take().context("the guardian has no output")?;
-        output
-            .by_ref()
-            .take(READY.len() as u64)
-            .read_to_end(&mut said)
-            .context("can't hear from the guardian")?;
-        if said != READY {
+        let output = child.stdout.take().context("the guardian has no output")?;
+        if !hear_ready(output, STARTS_WITHIN).inspect_err(|_| end(&mut child))? {
             let status = child.wait().context("the guardian did not start")?;
             bail!("the guardian ended at once with {status}; try again");
         }
@@ -219,6 +216,27 @@ impl Answers {
     }
 }
 
+/// Ends a guardian that has changed nothing.
+fn end(guardian: &mut Child) {
+    // It is a child that hasn't been waited for: neither can fail.
+    let _ = guardian.kill();
+    let _ = guardian.wait();
+}
+
+/// Whether a guardian with this output is on guard, or has ended; waits for that so long at most.
+fn hear_ready(output: ChildStdout, within: Duration) -> anyhow::Result<bool> {
+    let heard = patiently(within, "for its guardian to start", |part| {
+        let is_said = part.is_ready(&[output.as_fd()], Duration::MAX)?;
+        Ok(is_said.then_some(()))
+    });
+    heard?.context("the guardian doesn't start; try again")?;
+    let mut said = Vec::new();
+    // The guardian writes all of it at once.
+    let read = output.take(READY.len() as u64).read_to_end(&mut said);
+    read.context("can't hear from the guardian")?;
+    Ok(said == READY)
+}
+
 /// The VMM's terminal, if it has one: killed in raw mode, it can't put it back.
 fn console() -> Stdio {
     let stdin = io::stdin();
@@ -228,5 +246,27 @@ fn console() -> Stdio {
     match terminal {
         Some(Ok(terminal)) => terminal.into(),
         Some(Err(_)) | None => Stdio::null(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! A guardian is on guard when it says so; one that says nothing, or ends, isn't.
+    use super::*;
+
+    #[test]
+    fn a_guardian_that_does_not_start_is_given_up() {
+        let heard = |script: &str, within| {
+            let mut shell = Command::new("sh");
+            let mut child = shell.args(["-c", script]).stdout(Stdio::piped()).spawn();
+            let output = child.as_mut().unwrap().stdout.take().unwrap();
+            let heard = hear_ready(output, within);
+            end(child.as_mut().unwrap());
+            heard.map_err(|error| error.to_string())
+        };
+        assert_eq!(heard("echo on guard", STARTS_WITHIN), Ok(true));
+        assert_eq!(heard("echo on", STARTS_WITHIN), Ok(false));
+        let given_up = heard("exec sleep 3600", Duration::from_millis(1));
+        assert!(given_up.unwrap_err().contains("doesn't start"));
     }
 }

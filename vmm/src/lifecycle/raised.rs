@@ -4,19 +4,18 @@
 
 use std::{io, path::Path, time::Duration};
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use vcpufreq_host::undo::{JournalEntry, KernelHost, LockedFile, OwnerStatus};
 use vcpufreq_host::{HostRoot, RaisedGroups};
 
 use super::record::{VmmRecord, known};
 use super::state::StateDir;
-use crate::{message::warn, patience::patience};
+use crate::patience::{patience_of, patiently};
 
 /// Others hold the lock while they read and write files. Nothing that waits for another process' end
 /// has it.
-const PATIENCE: Duration = patience(10);
-/// A wait that takes longer is a line.
-const SILENCE: Duration = Duration::from_secs(1);
+const PATIENCE: u64 = 10;
+const TRY_EVERY: Duration = Duration::from_millis(20);
 
 impl VmmRecord {
     /// The groups that its VM clamps, or those around them.
@@ -65,24 +64,19 @@ impl StateDir {
     /// directory there.
     ///
     /// # Errors
-    /// When another program doesn't let go of it.
+    /// When another program doesn't let go of it, or a signal asks this one to end.
     pub fn lock(&self) -> anyhow::Result<LockedFile> {
         let (path, journal) = (self.path().display(), self.journal());
-        let is_held = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
-        let held = match journal.lock(SILENCE) {
-            Err(error) if is_held(&error) => {
-                let most = PATIENCE.as_secs();
-                warn(&format!(
-                    "another vcpufreq keeps {path} locked; waits at most {most} s"
-                ));
-                journal.lock(PATIENCE)
+        let what = format!("for another vcpufreq, which keeps {path} locked");
+        let held = patiently(patience_of(PATIENCE), &what, |part| {
+            match journal.lock(Duration::ZERO) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    part.is_ready(&[], TRY_EVERY).map(|_| None)
+                }
+                held => held.map(Some).with_context(|| format!("can't lock {path}")),
             }
-            held => held,
-        };
-        held.map_err(|error| match is_held(&error) {
-            true => anyhow!("another vcpufreq keeps {path} locked; see which one hangs"),
-            false => anyhow!("can't lock {path}: {error}"),
-        })
+        });
+        held?.with_context(|| format!("another vcpufreq keeps {path} locked; see which one hangs"))
     }
 
     /// What other records than `mine` have raised: those of programs that run, and those that stand

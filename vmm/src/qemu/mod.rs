@@ -224,8 +224,7 @@ impl Supervisor<'_> {
                 self.go_on(why);
             }
         };
-        let signals = self.signals;
-        self.machine.map(|machine| end(machine, signals));
+        self.machine.map(end);
         // While it was ending, serving what it had left may have failed.
         forget_process(qemu.id());
         // QEMU has last words of its own only with the device.
@@ -250,9 +249,7 @@ impl Supervisor<'_> {
     /// Serves the vCPUs that QEMU has now, if they are others. Else QEMU goes on alone: this program
     /// waits for it, and no other server takes it over.
     fn go_on(&mut self, why: VmChange) {
-        let signals = self.signals;
-        let ended = self.machine.take();
-        if let Some(left) = ended.and_then(|machine| end(machine, signals)) {
+        if let Some(left) = self.machine.take().and_then(end) {
             match left.goes_on(why) {
                 true => self.start(left.vmm, &left.threads),
                 false => forget(&left.vmm),
@@ -294,8 +291,8 @@ impl Supervisor<'_> {
 
 /// What is left of it; nothing that can be served again, if not all can be put back. A warning names
 /// that: the exit code is QEMU's all the same, and the guardian tries again when this process ends.
-fn end(machine: ServedVm, signals: &EndSignals) -> Option<LeftVmm> {
-    let (left, undone) = machine.end(signals);
+fn end(machine: ServedVm) -> Option<LeftVmm> {
+    let (left, undone) = machine.end();
     if let Err(error) = undone {
         warn(&format!("process {}: {}", left.vmm.pid(), chain(&error)));
         forget(&left.vmm);

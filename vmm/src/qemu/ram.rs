@@ -2,12 +2,7 @@
 //! The guest's RAM as a file, in which the registers are: one that this program makes for QEMU, or
 //! the one of a memory object on QEMU's command line.
 
-use std::{
-    fs::File,
-    process::Child,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::{fs::File, process::Child, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use vcpufreq_bridge::shm::{SharedMemory, sealed_memory, vcpu_threads};
@@ -20,7 +15,7 @@ use super::{
 };
 use crate::{
     options::KVM_DEVICE,
-    patience::patience,
+    patience::{patience, patiently},
     serve::{Served, SharedWithVmm, shared_ram},
 };
 use vcpufreq_vm::probe::PathFacts;
@@ -177,32 +172,33 @@ impl GuestRam {
             Self::OfQemu(place) => place,
         };
         let (host, pid) = (HostRoot::default(), qemu.id());
-        let deadline = Instant::now() + WITHIN;
-        loop {
+        let file = patiently(WITHIN, "for QEMU to make its guest's RAM", |part| {
             // It has its memory before it has its vCPUs.
             let threads = vcpu_threads(&host, pid, 1);
             let ram = shared_ram(pid, place.size)?;
             if qemu.try_wait().context("can't wait for QEMU")?.is_some() {
-                return Ok(None);
+                return Ok(Some(None));
             }
-            if let Some(file) = ram {
-                return registers_in(file, place.offset, served).map(Some);
-            }
-            if threads.iter().any(Option::is_some) {
+            if ram.is_none() && threads.iter().any(Option::is_some) {
                 bail!(
                     "QEMU shares its guest's RAM with no other process; give its memory object \
                      share=on, or leave it out"
                 );
             }
-            if Instant::now() > deadline {
-                bail!(
-                    "QEMU has made neither RAM nor vCPUs within {} s; leave out -preconfig, or end \
-                     what it waits for",
-                    WITHIN.as_secs()
-                );
+            if ram.is_none() {
+                part.is_ready(&[], LOOK_EVERY)?;
             }
-            sleep(LOOK_EVERY);
-        }
+            Ok(ram.map(Some))
+        });
+        let Some(file) = file? else {
+            bail!(
+                "QEMU has made neither RAM nor vCPUs within {} s; leave out -preconfig, or end what \
+                 it waits for",
+                WITHIN.as_secs()
+            );
+        };
+        file.map(|file| registers_in(file, place.offset, served))
+            .transpose()
     }
 }
 

@@ -23,8 +23,7 @@ use super::{
 use crate::{
     lifecycle::host_changes::HostChanges,
     message::{chain, warn},
-    patience::patience,
-    signals::EndSignals,
+    patience::{patience, patiently},
 };
 
 /// How often a VM is looked at for what no file tells.
@@ -249,7 +248,7 @@ impl ServedVm {
     /// Ends the bridge and puts back what it changed, also of a VMM that goes on: that can be taken
     /// over, or served again. The error is a cgroup, clamp or pin that can't be put back, which stays
     /// in the record.
-    pub fn end(mut self, signals: &EndSignals) -> (LeftVmm, anyhow::Result<()>) {
+    pub fn end(mut self) -> (LeftVmm, anyhow::Result<()>) {
         if self.guardian_ended().is_some() && self.changes.guardian().has_ended() {
             self.guard_again();
         }
@@ -257,7 +256,7 @@ impl ServedVm {
         self.shared.memory.say_gone();
         let undone = self.changes.undo().or_else(|error| {
             // The cgroups of a VMM that is ending stay until the kernel has freed its memory.
-            match self.threads.have_ended() && frees_its_memory(&self.vmm, signals) {
+            match self.threads.have_ended() && frees_its_memory(&self.vmm) {
                 true => self.changes.undo(),
                 false => Err(error),
             }
@@ -294,10 +293,14 @@ impl ServedVm {
 }
 
 /// Waits for the end of a VMM that is ending; whether it has ended. A signal ends the wait.
-fn frees_its_memory(vmm: &ServedVmm, signals: &EndSignals) -> bool {
-    let (pid, most) = (vmm.pid(), FREES_WITHIN.as_secs());
-    warn(&format!(
-        "waits for process {pid} to end, at most {most} s: its cgroups are in use until then"
-    ));
-    signals.is_ready(vmm.process(), FREES_WITHIN)
+fn frees_its_memory(vmm: &ServedVmm) -> bool {
+    let what = format!(
+        "for process {} to end, which has its cgroups in use",
+        vmm.pid()
+    );
+    let ended = patiently(FREES_WITHIN, &what, |part| {
+        let is = part.is_ready(&[vmm.process()], Duration::MAX)?;
+        Ok(is.then_some(()))
+    });
+    ended.is_ok_and(|ended| ended.is_some())
 }

@@ -102,7 +102,7 @@ impl Server {
                 Err(error) => return failed(error),
             };
             let why = self.until_end(&mut machine, refusals);
-            let (left, undone) = machine.end(&self.signals);
+            let (left, undone) = machine.end();
             // The record has what is left. The guardian puts it back when this process ends.
             if let Err(error) = undone {
                 warn(&format!("process {pid}: {}", chain(&error)));

@@ -38,8 +38,8 @@ use nix::{
 
 use crate::{
     message::{chain, printable, warn},
-    patience::patience,
-    sys::{message_sockets, pidfd_open, uninterrupted},
+    patience::{patience, patiently},
+    sys::{self, message_sockets, pidfd_open, uninterrupted},
 };
 
 /// The exit code when a VM is left without its bridge.
@@ -107,8 +107,8 @@ impl VmProcess {
     /// [`ServerEnd::ready`], and at [`Next::End`] ends and returns what it counted.
     ///
     /// # Errors
-    /// What `bridge` returned before it was ready; when that takes a minute; when this process has
-    /// other threads, or as fork(2). No process is left then.
+    /// What `bridge` returned before it was ready; when that takes a minute, or a signal asks this
+    /// program to end; when this process has other threads, or as fork(2). No process is left then.
     pub fn start(
         keep: &[RawFd],
         bridge: impl FnOnce(&ServerEnd) -> anyhow::Result<String>,
@@ -144,7 +144,7 @@ impl VmProcess {
                     ended: ended.context("the VM's process can't be watched")?,
                     child,
                 };
-                hear_ready(&process.socket)?;
+                hear_ready(&process.socket, STARTS_WITHIN)?;
                 Ok(process)
             }
         }
@@ -173,9 +173,12 @@ impl VmProcess {
     pub fn end(mut self) -> anyhow::Result<String> {
         // Fails for one that has died.
         let _ = self.socket.shutdown(Shutdown::Write);
-        let mut ended = [PollFd::new(self.ended.as_fd(), PollFlags::POLLIN)];
-        let within = PollTimeout::try_from(ENDS_WITHIN).unwrap_or(PollTimeout::MAX);
-        if uninterrupted(|| Ok(poll(&mut ended, within)?))? == 0 {
+        // The signal that asks for it has come already.
+        let ended = patiently(ENDS_WITHIN, "for the VM's process to end", |part| {
+            let is = sys::is_ready(self.ended.as_fd(), PollFlags::POLLIN, part.left);
+            Ok(is.then_some(()))
+        });
+        if ended?.is_none() {
             self.child.kill()?;
         }
         match self.child.wait()? {
@@ -196,12 +199,15 @@ impl VmProcess {
     }
 }
 
-/// Waits until the process has its bridge in force.
-fn hear_ready(socket: &UnixDatagram) -> anyhow::Result<()> {
+/// Waits until the process has its bridge in force, so long at most.
+fn hear_ready(socket: &UnixDatagram, within: Duration) -> anyhow::Result<()> {
     let mut message = [0; MESSAGE];
-    socket.set_read_timeout(Some(STARTS_WITHIN))?;
-    let bytes = uninterrupted(|| socket.recv(&mut message));
-    match &message[..bytes.context("its process doesn't start the bridge")?] {
+    let bytes = patiently(within, "for the VM's process to start the bridge", |part| {
+        let is_said = part.is_ready(&[socket.as_fd()], Duration::MAX)?;
+        let said = is_said.then(|| uninterrupted(|| socket.recv(&mut message)));
+        Ok(said.transpose()?)
+    });
+    match &message[..bytes?.context("its process doesn't start the bridge")?] {
         READY => Ok(()),
         [] => bail!("its process has died"),
         // Of a VM that was taken over, a guest may have the process send anything.
@@ -326,11 +332,18 @@ mod tests {
     //! What a process reports in the place of its readiness is one line of plain text.
     use super::*;
 
+    #[test]
+    fn a_process_that_says_nothing_is_given_up() {
+        let (own, _other) = message_sockets().unwrap();
+        let line = hear_ready(&own, Duration::from_millis(1)).unwrap_err();
+        assert_eq!(line.to_string(), "its process doesn't start the bridge");
+    }
+
     fn heard(message: &[u8]) -> Result<(), String> {
         let (own, other) = message_sockets().unwrap();
         other.send(message).unwrap();
         drop(other);
-        hear_ready(&own).map_err(|why| chain(&why))
+        hear_ready(&own, STARTS_WITHIN).map_err(|why| chain(&why))
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //!
 //! - A guardian that is killed gets a successor, which undoes all when the server is killed, too.
 //! - A VMM whose memory the kernel is still freeing is waited for: the server goes on afterwards.
-//! - A server that changes no cgroup waits for no lock: it serves, and ends by a signal.
+//! - A server that waits for a lock says so, and goes on when it is free. It ends by a signal, also if the
+//!   lock is never free; its guardian puts the rest back then.
 
 use std::{
     fs::{self, File},
@@ -16,12 +17,12 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use vcpufreq::lifecycle::record::VmmRecord;
+use vcpufreq::lifecycle::record::{VmmRecord, owner_of};
 use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
-use vcpufreq_host::GroupRecord;
 use vcpufreq_host::undo::JournalEntry;
+use vcpufreq_host::{GroupRecord, HostRoot, RaisedGroups};
 
-use super::{left, server::Server, skipped, socket, vmm::Vmm, wait_until};
+use super::{ERROR, left, server::Server, skipped, socket, vmm::Vmm, wait_until};
 
 /// The guardian of process `pid`.
 fn guardian_of(pid: u32) -> Option<u32> {
@@ -112,20 +113,84 @@ fn a_vmm_whose_memory_is_being_freed_is_waited_for() {
     assert!(status.success(), "{said:?}");
 }
 
+/// Groups that a VM has raised: to put them back takes the lock of the records. None is there.
+fn raised() -> Vec<JournalEntry> {
+    let group = Path::new(ROOT_DIR).join("no-group");
+    vec![JournalEntry::Raised(RaisedGroups::one(group, "0.00"))]
+}
+
+/// Puts the record of a VMM that has raised groups, and was killed, into `dir`.
+fn plant(dir: &StateDir) {
+    let mut process = Command::new("sleep").arg("3600").spawn().unwrap();
+    let owner = owner_of(&HostRoot::default(), process.id()).unwrap();
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let mut record = VmmRecord::new(owner);
+    record.entries = raised();
+    dir.write(&record).unwrap();
+}
+
+fn hold(run: &Path) -> Flock<File> {
+    let dir = File::open(run.join("vcpufreq")).unwrap();
+    Flock::lock(dir, FlockArg::LockExclusive).unwrap()
+}
+
+/// What a server says that has given the lock up.
+const GIVEN_UP: &str = "see which one hangs";
+
 #[test]
-fn a_server_serves_and_ends_while_another_program_has_the_lock() {
+fn a_wait_for_the_lock_is_a_line_and_ends_with_it_or_by_a_signal() {
     if skipped() {
         return;
     }
-    let (_dir, socket) = socket();
-    let (server, mut first) = Server::with_vmm(&socket);
-    let dir = File::open(ROOT_DIR).unwrap();
-    let held = Flock::lock(dir, FlockArg::LockExclusive).unwrap();
-    first.end();
+    let (run, socket) = socket();
+    let run = run.path();
+    let dir = StateDir::at(run.join("vcpufreq"));
+    plant(&dir);
+    let held = hold(run);
+    let server = Server::start_alone(&socket, run, 600);
+    server.hear("waits at");
+    let mut vmm = Vmm::connect(&socket);
+    let line = server.hear("waits for another vcpufreq");
+    assert!(line.ends_with("locked, at most 600 s"), "{line}");
+    drop(held);
+    assert_eq!(vmm.answer(), "served");
+    vmm.end();
     server.hear("has ended");
-    let mut vmm = Vmm::served_at(&socket);
+
+    plant(&dir);
+    let held = hold(run);
+    let mut vmm = Vmm::connect(&socket);
+    server.hear("waits for another vcpufreq");
     let (status, said) = server.end(Signal::SIGTERM);
     assert!(status.success(), "{said:?}");
+    assert!(!said.iter().any(|line| line.contains(GIVEN_UP)), "{said:?}");
     drop(held);
+    vmm.end();
+}
+
+#[test]
+fn a_lock_that_is_never_let_go_of_keeps_no_server_from_its_end() {
+    if skipped() {
+        return;
+    }
+    let (run, socket) = socket();
+    let run = run.path();
+    let server = Server::start_alone(&socket, run, 1);
+    server.hear("waits at");
+    let mut vmm = Vmm::served_at(&socket);
+    let dir = StateDir::at(run.join("vcpufreq"));
+    let path = dir.record_path(server.process.id());
+    let record = fs::read_to_string(&path).unwrap();
+    let mut record: VmmRecord = serde_json::from_str(&record).unwrap();
+    record.entries.extend(raised());
+    dir.write(&record).unwrap();
+    let held = hold(run);
+    let (status, said) = server.end(Signal::SIGTERM);
+    assert_eq!(status.code(), Some(ERROR), "{said:?}");
+    assert!(said.iter().any(|line| line.contains(GIVEN_UP)), "{said:?}");
+    drop(held);
+    wait_until("the guardian puts it back", || !path.exists());
+    assert!(vmm.pcpus() > 1);
     vmm.end();
 }

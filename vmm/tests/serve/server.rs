@@ -60,7 +60,7 @@ impl Server {
         let mut command = Command::new("unshare");
         // A program in the background may have signals ignored.
         let mount = r#"mount --bind "$0" /sys/devices/system/cpu &&
-            exec env --default-signal "$@""#;
+            mount --bind "${OWN_RUN:-/run}" /run && exec env --default-signal "$@""#;
         command.args(["--mount", "sh", "-c", mount]);
         command.arg(host.root().path("sys/devices/system/cpu"));
         command.args([PROGRAM, of, "--actuator=none"]).args(vm);
@@ -81,6 +81,15 @@ impl Server {
     pub fn start_for(socket: &Path, vm: &[&str]) -> Self {
         let host = host();
         Self::spawn(&mut Self::serve_at(socket, &host, vm), host)
+    }
+
+    /// One whose records are among its own ones, in `run`, and that has so many seconds for a lock.
+    pub fn start_alone(socket: &Path, run: &Path, patience: u32) -> Self {
+        let host = host();
+        let mut command = Self::serve_at(socket, &host, &ONE_VCPU);
+        command.env("OWN_RUN", run);
+        command.env("VCPUFREQ_TEST_PATIENCE", patience.to_string());
+        Self::spawn(&mut command, host)
     }
 
     /// One of this process alone.
