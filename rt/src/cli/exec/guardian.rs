@@ -5,14 +5,16 @@
 use std::{
     env::current_dir,
     io::{self, Read as _},
+    os::fd::AsFd as _,
     path::Path,
-    process::{Child, Command, Stdio, id},
+    process::{Child, ChildStdout, Command, Stdio, id},
     thread::sleep,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sched::{CpuSet, sched_setaffinity},
     sys::signal::SigSet,
     unistd::{Pid, setsid},
@@ -31,6 +33,10 @@ use crate::{
 
 /// The guardian's output when it is on guard.
 const READY: &str = "on guard\n";
+/// How long it may take until then.
+const STARTS_WITHIN: Duration = Duration::from_secs(30);
+/// A wait that takes longer is a line.
+const SILENCE: Duration = Duration::from_secs(1);
 /// How long a guest of the command, or a thread in a partition, may take to end.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -59,16 +65,17 @@ impl RestoreGuardian {
             "can't start the guardian; check that /proc is mounted and processes can be started",
         )?;
         let output = child.stdout.take().context("the guardian has no output")?;
-        let mut said = String::new();
-        output
-            .take(READY.len() as u64)
-            .read_to_string(&mut said)
-            .context("can't hear from the guardian")?;
-        if said != READY {
+        let mut guardian = Self { child, owner };
+        let ready = hear_ready(output, STARTS_WITHIN);
+        if ready.is_err() {
+            guardian.end_now();
+        }
+        if !ready? {
+            let child = &mut guardian.child;
             let status = child.wait().context("the guardian did not start")?;
             bail!("the guardian ended at once with {status}; try again");
         }
-        Ok(Self { child, owner })
+        Ok(guardian)
     }
 
     /// The process that settings are changed for: this one.
@@ -78,6 +85,10 @@ impl RestoreGuardian {
 
     /// Ends it when nothing was changed.
     pub(super) fn dismiss(mut self) {
+        self.end_now();
+    }
+
+    fn end_now(&mut self) {
         // It is a child that hasn't been waited for: neither can fail.
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -91,6 +102,30 @@ impl RestoreGuardian {
             bring_back(host, &self.owner);
         }
     }
+}
+
+/// Whether a guardian with this output is on guard, or has ended; waits for that so long at most.
+fn hear_ready(output: ChildStdout, within: Duration) -> anyhow::Result<bool> {
+    const UNHEARD: &str = "can't hear from the guardian";
+    // The signals of exec are blocked, and end no wait.
+    let is_heard = |within| -> anyhow::Result<bool> {
+        let mut files = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
+        Ok(poll(&mut files, PollTimeout::try_from(within)?).context(UNHEARD)? > 0)
+    };
+    if !is_heard(within.min(SILENCE))? {
+        let most = within.as_secs();
+        warn(&format!(
+            "waits for the guardian to start, at most {most} s"
+        ));
+        if !is_heard(within)? {
+            bail!("the guardian doesn't start; try again");
+        }
+    }
+    let mut said = String::new();
+    // The guardian writes all of it at once.
+    let read = output.take(READY.len() as u64).read_to_string(&mut said);
+    read.context(UNHEARD)?;
+    Ok(said == READY)
 }
 
 /// The guardian's own life; its exit code is 1 if something is left.
@@ -156,5 +191,24 @@ fn bring_back(host: &KernelHost, owner: &Owner) -> bool {
             is_waiting = true;
         }
         sleep(LOOK_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! A guardian that says nothing is given up.
+    use super::*;
+
+    #[test]
+    fn a_guardian_that_does_not_start_is_given_up() {
+        let mut command = Command::new("sleep");
+        let command = command.arg("3600").stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a process");
+        let output = child.stdout.take().expect("stdout");
+        let heard = hear_ready(output, Duration::from_millis(1));
+        let line = heard.expect_err("it said nothing").to_string();
+        assert!(line.contains("doesn't start"), "{line}");
+        child.kill().expect("a child");
+        child.wait().expect("its end");
     }
 }
