@@ -5,14 +5,15 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket, socketpair};
 use vcpufreq_host::Tid;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -82,6 +83,17 @@ pub fn message_sockets() -> io::Result<(UnixDatagram, UnixDatagram)> {
     let kind = (AddressFamily::Unix, SockType::SeqPacket);
     let (one, other) = socketpair(kind.0, kind.1, None, SockFlag::SOCK_CLOEXEC)?;
     Ok((one.into(), other.into()))
+}
+
+/// Connects without a wait: a process that takes no connections has a full queue of them.
+///
+/// # Errors
+/// `WouldBlock` then; as connect(2).
+pub fn connect_now(path: &Path) -> io::Result<UnixStream> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let stream = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    connect(stream.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(stream.into())
 }
 
 /// Does it once more when a signal has interrupted it.

@@ -5,7 +5,7 @@
 use std::{
     io::{ErrorKind, Read as _, Write as _},
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd},
+        fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
@@ -13,12 +13,11 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use serde::Deserialize;
 use vcpufreq_device::MAX_VCPUS;
 use vcpufreq_host::{HostRoot, Tid};
 
-use crate::message::printable;
+use crate::{message::printable, sys::connect_now};
 
 /// QEMU carries out each once it has carried out the one before.
 const COMMANDS: &[u8] = b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"query-cpus-fast\"}\n\
@@ -103,11 +102,7 @@ impl Qmp {
     /// When it can't be asked.
     pub fn ask(path: &Path) -> anyhow::Result<Self> {
         let sent = || {
-            // Else it would wait for room in the listener's queue.
-            let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-            let file = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-            connect(file.as_raw_fd(), &UnixAddr::new(path)?)?;
-            let mut stream = UnixStream::from(file);
+            let mut stream = connect_now(path)?;
             stream.write_all(COMMANDS)?;
             anyhow::Ok(stream)
         };

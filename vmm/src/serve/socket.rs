@@ -245,12 +245,17 @@ fn remove_dead(path: &Path) -> anyhow::Result<()> {
     }
     let until = Instant::now() + CLOSES_WITHIN;
     loop {
-        match UnixStream::connect(path) {
+        match sys::connect_now(path) {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 return fs::remove_file(path)
                     .with_context(|| format!("can't remove the dead socket {shown}"));
             }
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                bail!(
+                    "a server that takes no connections is at {shown}; see why, or name another --socket"
+                )
+            }
             Err(error) => {
                 return Err(error).with_context(|| {
                     format!("can't look at the socket {shown}; name another --socket")
@@ -292,6 +297,18 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_server_with_a_full_queue_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm");
+        let hangs = UnixListener::bind(&path).unwrap();
+        let backlog = nix::sys::socket::Backlog::new(0).unwrap();
+        nix::sys::socket::listen(&hangs, backlog).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        let refused = remove_dead(&path).unwrap_err().to_string();
+        assert!(refused.contains("takes no connections"), "{refused}");
+    }
 
     #[test]
     fn a_dead_socket_gives_way() {

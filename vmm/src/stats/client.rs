@@ -3,11 +3,8 @@
 //! doesn't stop, costs its own answer, and the others no time.
 
 use std::{
-    io::{self, ErrorKind, Read},
-    os::{
-        fd::{AsFd, AsRawFd},
-        unix::net::UnixStream,
-    },
+    io::{ErrorKind, Read},
+    os::{fd::AsFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -16,7 +13,6 @@ use anyhow::{Context, anyhow, bail};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
 };
 use vcpufreq_host::HostRoot;
 use vcpufreq_host::undo::KernelHost;
@@ -29,6 +25,7 @@ use crate::{
     lifecycle::record::{OwnerStatus, known},
     lifecycle::state::StateDir,
     patience::patience,
+    sys::connect_now,
 };
 
 /// How long all VMMs together may take to answer. The service of the metrics has 10 s.
@@ -163,16 +160,10 @@ fn checked(text: &[u8], pid: u32) -> anyhow::Result<Stats> {
     })
 }
 
-/// Connects without a wait: a VMM that takes no connections has a full queue of them.
 fn connected(path: &Path) -> anyhow::Result<UnixStream> {
-    let connected = || {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let stream = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        connect(stream.as_raw_fd(), &UnixAddr::new(path)?).map(|()| stream.into())
-    };
-    connected().map_err(|error| match error {
-        Errno::EAGAIN => anyhow!("the VMM takes no connections; try again"),
-        error => anyhow!(io::Error::from(error)).context(format!(
+    connect_now(path).map_err(|error| match error.kind() {
+        ErrorKind::WouldBlock => anyhow!("the VMM takes no connections; try again"),
+        _ => anyhow!(error).context(format!(
             "no VMM answers at {}; it has ended, or runs with --no-bridge",
             path.display()
         )),

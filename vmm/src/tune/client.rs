@@ -3,20 +3,33 @@
 
 use std::{
     ffi::OsString,
-    io::{self, BufRead as _, BufReader, Read as _, Write as _},
-    os::unix::{net::UnixStream, process::ExitStatusExt as _},
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::AsFd as _,
+        unix::{net::UnixStream, process::ExitStatusExt as _},
+    },
+    path::Path,
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
 use clap::Args;
+use nix::poll::PollFlags;
+use vcpufreq_bridge::TUNED_AT_MOST;
 
 use super::wire::{LINE, Lasts, TuneAnswer, TuneReply, TuneVerb, VERSION};
-use crate::{lifecycle::state::StateDir, message::printable, patience::patience};
+use crate::{
+    lifecycle::state::StateDir,
+    message::printable,
+    patience::patience,
+    stats::{self, VmmSocket},
+    sys::{connect_now, is_ready, uninterrupted},
+};
 
-/// How long a VMM may take to answer.
+/// How long a VMM may take to answer, in all.
 const PATIENCE: Duration = patience(5);
+const LATE: &str = "the VMM doesn't answer in time; try again";
 
 /// Options of `tune`.
 #[derive(Debug, Args)]
@@ -55,7 +68,10 @@ pub fn tune(args: &TuneArgs) -> anyhow::Result<u8> {
     })?;
     let [program, arguments @ ..] = &args.command[..] else {
         writeln!(io::stdout(), "{handle}").context("can't print the handle")?;
-        return vmm.wait_for_end(handle).map(|()| 0);
+        let still = || lasts(args.pid, handle);
+        return vmm
+            .wait_for_end(handle, (args.lasts.0.min(TUNED_AT_MOST), PATIENCE), still)
+            .map(|()| 0);
     };
     let ran = Command::new(program).args(arguments).status();
     let shown = program.to_string_lossy();
@@ -90,31 +106,51 @@ fn millis(lasts: Lasts) -> u64 {
     u64::try_from(lasts.0.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A connection to a VMM. A guest may have taken that over: what it answers has a largest size, and
-/// nothing of it acts on a terminal.
-struct TuneConnection(BufReader<UnixStream>);
+/// How long what has this handle lasts from now on, of what VMM `pid` says to `vcpufreq stats`.
+fn lasts(pid: u32, handle: u64) -> anyhow::Result<Option<Duration>> {
+    let stats = stats::ask(&VmmSocket::of(&StateDir::of_user()?, pid)?)?;
+    let mut tunings = stats.tunings.iter();
+    let tuning = tunings.find(|tuning| tuning.handle == handle);
+    Ok(tuning.map(|tuning| Duration::from_millis(tuning.left_ms).min(TUNED_AT_MOST)))
+}
+
+/// A connection to a VMM. A guest may have taken that over: what it answers has a largest size and a
+/// latest time, and nothing of it acts on a terminal.
+struct TuneConnection {
+    stream: UnixStream,
+    /// What it has sent of a line.
+    input: Vec<u8>,
+    /// When a line is too late.
+    until: Instant,
+}
 
 impl TuneConnection {
     fn to(pid: u32) -> anyhow::Result<Self> {
-        let path = StateDir::of_user()?.tune_socket(pid)?;
-        let connected = UnixStream::connect(&path);
+        Self::at(&StateDir::of_user()?.tune_socket(pid)?, PATIENCE)
+    }
+
+    /// The VMM at `path`, which may take so long to answer.
+    fn at(path: &Path, patience: Duration) -> anyhow::Result<Self> {
+        let connected = connect_now(path);
         let stream = connected.with_context(|| {
             format!(
-                "no VMM of this user answers at {}; check PID with vcpufreq stats",
+                "no VMM of this user takes calls at {}; check PID with vcpufreq stats, or try again",
                 path.display()
             )
         })?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self(BufReader::new(stream)))
+        Ok(Self {
+            stream,
+            input: Vec::new(),
+            until: Instant::now() + patience,
+        })
     }
 
     /// The handle that a call is about.
     fn call(&mut self, call: TuneVerb) -> anyhow::Result<u64> {
-        let sent = self.0.get_mut().write_all(call.line()?.as_bytes());
+        // No wait: nothing else was sent.
+        let sent = self.stream.write_all(call.line()?.as_bytes());
         // What it says before it hangs up counts.
-        let answer = self.answer();
-        match answer {
+        match self.answer().and_then(|answer| answer.context(LATE)) {
             Ok(TuneAnswer::Handle(handle)) => Ok(handle),
             Ok(TuneAnswer::Error(why)) => bail!("{}", printable(&why)),
             Ok(TuneAnswer::Ended(_)) => bail!("the VMM's answer is to no call"),
@@ -125,27 +161,132 @@ impl TuneConnection {
         }
     }
 
-    /// Waits until what has this handle is in force no longer.
-    fn wait_for_end(&mut self, handle: u64) -> anyhow::Result<()> {
-        self.0.get_mut().set_read_timeout(None)?;
-        let ended = self.answer()?;
-        if ended != TuneAnswer::Ended(handle) {
-            bail!("the VMM's answer is to no call");
+    /// Waits until what has this handle is in force no longer: `lasts`, unless another client has
+    /// prolonged that, which `still` tells, and `patience`.
+    fn wait_for_end(
+        &mut self,
+        handle: u64,
+        (mut lasts, patience): (Duration, Duration),
+        still: impl Fn() -> anyhow::Result<Option<Duration>>,
+    ) -> anyhow::Result<()> {
+        loop {
+            self.until = Instant::now() + lasts + patience;
+            match self.answer()? {
+                Some(TuneAnswer::Ended(ended)) if ended == handle => return Ok(()),
+                Some(_) => bail!("the VMM's answer is to no call"),
+                None => lasts = still()?.context("the VMM doesn't tell that it has ended")?,
+            }
         }
-        Ok(())
     }
 
-    fn answer(&mut self) -> anyhow::Result<TuneAnswer> {
-        let mut line = Vec::new();
-        let limit = u64::try_from(LINE).unwrap_or(u64::MAX);
-        let read = (&mut self.0).take(limit).read_until(b'\n', &mut line);
-        read.context("the VMM doesn't answer; try again")?;
-        if line.is_empty() {
-            bail!("the VMM has hung up: it has ended, or takes calls of another user alone");
+    /// The next line; none if it is too late.
+    fn answer(&mut self) -> anyhow::Result<Option<TuneAnswer>> {
+        let mut piece = [0; LINE];
+        loop {
+            let left = self.until.saturating_duration_since(Instant::now());
+            if let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.input.drain(..=end).collect();
+                return read(&line).map(Some);
+            }
+            if self.input.len() >= LINE {
+                return read(&self.input).map(Some);
+            }
+            if left.is_zero() || !is_ready(self.stream.as_fd(), PollFlags::POLLIN, left) {
+                return Ok(None);
+            }
+            let room = LINE - self.input.len();
+            match uninterrupted(|| self.stream.read(&mut piece[..room])).context(LATE)? {
+                0 => {
+                    bail!("the VMM has hung up: it has ended, or takes calls of another user alone")
+                }
+                bytes => self.input.extend(&piece[..bytes]),
+            }
         }
-        match serde_json::from_slice::<TuneReply>(&line) {
-            Ok(reply) if reply.version == VERSION => Ok(reply.reply),
-            _ => bail!("the VMM's answer can't be read; is it of another version?"),
-        }
+    }
+}
+
+fn read(line: &[u8]) -> anyhow::Result<TuneAnswer> {
+    match serde_json::from_slice::<TuneReply>(line) {
+        Ok(reply) if reply.version == VERSION => Ok(reply.reply),
+        _ => bail!("the VMM's answer can't be read; is it of another version?"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! What stands for a VMM that a guest has taken over, keeps no client from its end.
+    use std::os::unix::net::UnixListener;
+
+    use nix::sys::socket::{Backlog, listen};
+
+    use super::*;
+
+    /// A socket at which a VMM does this with its first client.
+    fn vmm(
+        answer: impl FnOnce(UnixStream) + Send + 'static,
+    ) -> (tempfile::TempDir, TuneConnection) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("13.tune");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || answer(listener.accept().unwrap().0));
+        let connection = TuneConnection::at(&path, Duration::from_millis(50));
+        (dir, connection.unwrap())
+    }
+
+    const CALL: TuneVerb = TuneVerb::Untune { handle: 7 };
+
+    #[test]
+    fn one_that_takes_no_connections_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("13.tune");
+        let listener = UnixListener::bind(&path).unwrap();
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        let refused = TuneConnection::at(&path, PATIENCE).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("takes calls"), "{refused}");
+    }
+
+    #[test]
+    fn a_byte_now_and_then_is_given_up() {
+        let (_dir, mut connection) = vmm(|mut stream| {
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let late = connection.call(CALL).unwrap_err().to_string();
+        assert!(late == LATE || late.contains("can't be read"), "{late}");
+    }
+
+    #[test]
+    fn an_answer_without_an_end_is_given_up() {
+        let (_dir, mut connection) =
+            vmm(|mut stream| while stream.write_all(&[b' '; 4096]).is_ok() {});
+        connection.until = Instant::now() + PATIENCE;
+        let line = connection.call(CALL).unwrap_err().to_string();
+        assert!(line.contains("can't be read"), "{line}");
+    }
+
+    #[test]
+    fn an_end_is_waited_for_as_long_as_it_lasts() {
+        let (_dir, mut connection) = vmm(|stream| {
+            // Until the client has hung up.
+            (&stream).read_to_end(&mut Vec::new()).unwrap();
+        });
+        let waits = std::cell::Cell::new(2);
+        let still = || {
+            waits.set(waits.get() - 1);
+            Ok((waits.get() > 0).then_some(Duration::from_millis(1)))
+        };
+        let times = (Duration::from_millis(1), Duration::ZERO);
+        let line = connection.wait_for_end(7, times, still).unwrap_err();
+        assert!(line.to_string().contains("doesn't tell"), "{line}");
+        assert_eq!(waits.get(), 0, "prolonged once");
+        let end = TuneAnswer::Ended(7).line().unwrap();
+        let (_dir, mut connection) = vmm(move |mut stream| {
+            stream.write_all(end.as_bytes()).unwrap();
+            (&stream).read_to_end(&mut Vec::new()).unwrap();
+        });
+        let times = (Duration::ZERO, PATIENCE);
+        connection.wait_for_end(7, times, || Ok(None)).unwrap();
     }
 }
