@@ -61,7 +61,9 @@ pub use offload::{
 };
 pub use page_mapping::PageMapping;
 pub use pcpu_load::{PcpuLoad, PcpuTarget};
-pub use tune::{TUNED_AT_MOST, TuneClient, TuneEnd, TuneError, TuneRequest, Tuning};
+pub use tune::{
+    TUNED_AT_MOST, TUNINGS_AT_MOST, TuneClient, TuneEnd, TuneError, TuneRequest, Tuning,
+};
 
 /// Its example is a test.
 #[cfg(doctest)]

@@ -12,7 +12,7 @@ use vcpufreq_device::{Clamp, ClampMode, DeviceConfig, DomainId, Khz, VcpuId, Vcp
 /// How long a tuning may hold at most, unless it is extended.
 pub const TUNED_AT_MOST: Duration = Duration::from_secs(3600);
 /// Tunings of a VM at once.
-const MOST: usize = 1024;
+pub const TUNINGS_AT_MOST: usize = 1024;
 
 /// The program that a tuning is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ pub enum TuneError {
         handle: u64,
     },
     /// The VM has as many as it can.
-    #[error("{MOST} tunings are in force; end one")]
+    #[error("{TUNINGS_AT_MOST} tunings are in force; end one")]
     TooMany,
     /// The host clamps nothing.
     #[error("nothing clamps this VM's vCPUs: it runs with --actuator none")]
@@ -134,7 +134,7 @@ impl Tunings {
         now_ns: u64,
     ) -> Result<Tuning, TuneError> {
         let spec = check(config, &request)?;
-        if self.all.len() >= MOST {
+        if self.all.len() >= TUNINGS_AT_MOST {
             return Err(TuneError::TooMany);
         }
         let until_ns = end(request.lasts, now_ns)?;
@@ -353,7 +353,7 @@ mod tests {
             assert!(error.to_string().contains(said), "{error}");
             assert_eq!(tunings.all(), []);
         }
-        for _ in 0..MOST {
+        for _ in 0..TUNINGS_AT_MOST {
             let one = (request(0, Some(300), None), CLIENT);
             tunings.add(&config(), one, 0).unwrap();
         }

@@ -6,13 +6,23 @@
 use std::collections::BTreeSet;
 
 use thiserror::Error;
-use vcpufreq_device::{HISTOGRAM_BUCKETS, MAX_VCPUS, Util};
+use vcpufreq_bridge::TUNINGS_AT_MOST;
+use vcpufreq_device::{HISTOGRAM_BUCKETS, MAX_VCPUS, PERFTBL_MAX_LEN, Util};
 
 use super::{OppTime, Stats, VcpuStats};
 
-/// More than a VM's answer has: with 512 vCPUs of 64 OPPs, whose numbers are the largest, 3 MB. The
-/// service of the metrics has 64 MiB for all.
+/// More than a VM's answer has: with 512 vCPUs of 64 OPPs, whose numbers are the largest, 3 MB.
 pub const MOST_BYTES: usize = 4 << 20;
+/// What all answers that come, and the metrics of all that have come, may have together: the service of
+/// the metrics has 64 MiB, and an answer that breaks a rule may take 16 MiB to read. The largest VM has 9 MB
+/// of metrics.
+pub const MOST_OF_ALL: usize = 24 << 20;
+/// More than a sample has in the metrics.
+const SAMPLE: usize = 104;
+/// Samples of a vCPU besides its requests' times.
+const OF_VCPU: usize = 26 + 2 * HISTOGRAM_BUCKETS;
+/// More policies and OPPs of them than a host has: 512 of 64.
+const MOST_OPPS: usize = 512 * 64;
 
 /// An answer isn't a VMM's. The text has nothing of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -60,12 +70,28 @@ fn check(stats: &Stats) -> Result<(), BadAnswer> {
     let tunings = &stats.tunings;
     let rise = (tunings.windows(2)).all(|two| two[0].handle < two[1].handle);
     holds(rise, "its tunings' handles don't rise")?;
+    holds(tunings.len() <= TUNINGS_AT_MOST, "it has too many tunings")?;
     let policies = &stats.policies;
     let rise = (policies.windows(2)).all(|two| two[0].policy < two[1].policy);
     holds(rise, "its policies' numbers don't rise")?;
+    let few = opps_of(stats) <= MOST_OPPS;
+    holds(few, "its policies have too many OPPs")?;
     let lists = policies.iter().all(|policy| is_cpu_list(&policy.cpus));
     holds(lists, "a policy's pCPUs are no list of numbers")?;
     policies.iter().try_for_each(|policy| once(&policy.opps))
+}
+
+/// Its policies, and their OPPs.
+fn opps_of(stats: &Stats) -> usize {
+    let policies = stats.policies.iter();
+    policies.map(|policy| 1 + policy.opps.len()).sum()
+}
+
+/// How many bytes of metrics it has, or fewer.
+pub fn size_of(stats: &Stats) -> usize {
+    let vcpus = stats.vcpus.iter();
+    let of_vcpus = vcpus.map(|vcpu| OF_VCPU + vcpu.requested.len());
+    (of_vcpus.sum::<usize>() + opps_of(stats) + 2 * stats.tunings.len()) * SAMPLE
 }
 
 fn check_vcpu(vcpu: &VcpuStats) -> Result<(), BadAnswer> {
@@ -80,6 +106,9 @@ fn check_vcpu(vcpu: &VcpuStats) -> Result<(), BadAnswer> {
     let times = [&vcpu.clamp_after, &vcpu.freq_after];
     let few = times.map(|times| times.buckets.len() <= HISTOGRAM_BUCKETS);
     holds(few == [true; 2], "a histogram has too many buckets")?;
+    // And for no request.
+    let few = vcpu.requested.len() <= PERFTBL_MAX_LEN as usize + 1;
+    holds(few, "a vCPU has too many OPPs")?;
     once(&vcpu.requested)
 }
 
@@ -103,4 +132,4 @@ fn holds(rule: bool, broken: &'static str) -> Result<(), BadAnswer> {
 
 #[cfg(test)]
 #[path = "answer_tests.rs"]
-mod tests;
+pub(super) mod tests;

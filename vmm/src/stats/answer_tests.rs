@@ -50,8 +50,8 @@ fn vm() -> Stats {
     }
 }
 
-#[test]
-fn the_largest_vm_is_read() {
+/// One whose numbers are the largest.
+pub(in crate::stats) fn largest() -> Stats {
     let counts = [u64::MAX; 10];
     let names = json!({"requests": counts[0], "applied": counts[1], "unchanged": counts[2],
         "superseded": counts[3], "coalesced": counts[4], "limited": counts[5],
@@ -88,12 +88,19 @@ fn the_largest_vm_is_read() {
         opps: opps(32, u64::MAX),
         capped_khz: Some(u32::MAX),
     });
-    let largest = Stats {
+    Stats {
         vcpus: vcpus.collect(),
         policies: policies.collect(),
         ..vm()
-    };
+    }
+}
+
+#[test]
+fn the_largest_vm_is_read() {
+    let largest = largest();
     assert_eq!(read(&largest).map(|stats| stats.vcpus.len()), Ok(MAX_VCPUS));
+    let metrics = openmetrics(std::slice::from_ref(&largest)).len();
+    assert!(size_of(&largest) >= metrics && 2 * size_of(&largest) <= MOST_OF_ALL);
 }
 
 #[test]
@@ -106,7 +113,28 @@ type Break = fn(&mut Stats);
 
 #[test]
 fn each_rule_refuses_what_breaks_it() {
-    let rules: [(&str, Break); 10] = [
+    let rules: [(&str, Break); 14] = [
+        ("a vCPU has too many OPPs", |vm| {
+            vm.vcpus[0].requested = opps(PERFTBL_MAX_LEN + 2, 0);
+        }),
+        ("too many tunings", |vm| {
+            let tuned = (0..).map(|handle| TuningStats {
+                handle,
+                ..TuningStats::default()
+            });
+            vm.tunings = tuned.take(TUNINGS_AT_MOST + 1).collect();
+        }),
+        ("policies have too many OPPs", |vm| {
+            vm.policies[0].opps = opps(1 << 15, 0);
+        }),
+        ("policies have too many OPPs", |vm| {
+            let first = vm.policies[0].clone();
+            let policies = (0..).map(|policy| PolicyTimes {
+                policy,
+                ..first.clone()
+            });
+            vm.policies = policies.take(MOST_OPPS + 1).collect();
+        }),
         ("number is too high", |vm| vm.vcpus[1].vcpu = 512),
         ("numbers don't rise", |vm| vm.vcpus[1].vcpu = 0),
         ("above 1024", |vm| vm.vcpus[1].uclamp.1 = 1025),

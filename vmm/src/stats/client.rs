@@ -19,7 +19,7 @@ use vcpufreq_host::undo::KernelHost;
 
 use super::{
     Stats,
-    answer::{BadAnswer, MOST_BYTES, read_answer},
+    answer::{BadAnswer, MOST_BYTES, MOST_OF_ALL, read_answer, size_of},
 };
 use crate::{
     lifecycle::record::{OwnerStatus, known},
@@ -92,8 +92,22 @@ pub(super) fn ask_while(
     let mut all: Vec<_> = sockets.iter().map(PendingAnswer::ask).collect();
     while wait(&all, left()) {
         all.iter_mut().for_each(PendingAnswer::read);
+        give_up_largest(&mut all);
     }
     all.into_iter().map(PendingAnswer::end).collect()
+}
+
+/// Gives the largest one up until all together have few enough bytes: a VMM that a guest has taken over
+/// costs its own answer.
+fn give_up_largest(all: &mut [PendingAnswer<'_>]) {
+    while all.iter().map(PendingAnswer::size).sum::<usize>() > MOST_OF_ALL {
+        let largest = all.iter_mut().max_by_key(|one| one.size());
+        largest.into_iter().for_each(|one| {
+            let why =
+                anyhow!("all VMMs' answers have too many bytes together, and it has the most");
+            one.state = AnswerState::Read(Err(why));
+        });
+    }
 }
 
 /// Waits until one of them may be read, for so long; whether to go on.
@@ -118,6 +132,14 @@ impl<'a> PendingAnswer<'a> {
             Err(error) => AnswerState::Read(Err(error)),
         };
         Self { socket, state }
+    }
+
+    /// What it takes of [`MOST_OF_ALL`].
+    fn size(&self) -> usize {
+        match &self.state {
+            AnswerState::Coming(_, text) => text.len(),
+            AnswerState::Read(answer) => answer.as_ref().map_or(0, size_of),
+        }
     }
 
     /// Reads what is there.

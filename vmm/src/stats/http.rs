@@ -27,25 +27,32 @@ pub fn answer(
     let words: Vec<_> = first.split(' ').collect();
     Ok(match words[..] {
         ["GET", "/metrics", version] if ends && version.starts_with("HTTP/1.") => match metrics() {
-            Ok(text) => response("200 OK", OPENMETRICS, &text),
-            Err(error) => response("500 Internal Server Error", PLAIN, &format!("{error:#}\n")),
+            Ok(text) => response("200 OK", OPENMETRICS, text),
+            Err(error) => response("500 Internal Server Error", PLAIN, format!("{error:#}\n")),
         },
         ["GET", _, version] if ends && version.starts_with("HTTP/1.") => {
-            response("404 Not Found", PLAIN, "ask for /metrics\n")
+            response("404 Not Found", PLAIN, "ask for /metrics\n".to_owned())
         }
-        _ => response("400 Bad Request", PLAIN, "this is no GET of HTTP/1\n"),
+        _ => response(
+            "400 Bad Request",
+            PLAIN,
+            "this is no GET of HTTP/1\n".to_owned(),
+        ),
     })
 }
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-fn response(status: &str, content: &str, body: &str) -> String {
-    format!(
+/// In place: a second copy of the largest body would be beyond the service's memory.
+fn response(status: &str, content: &str, mut body: String) -> String {
+    let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {content}\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n{body}",
+         Connection: close\r\n\r\n",
         body.len()
-    )
+    );
+    body.insert_str(0, &head);
+    body
 }
 
 #[cfg(test)]

@@ -163,6 +163,33 @@ mod tests {
     }
 
     #[test]
+    fn vmms_that_answer_too_much_together_cost_their_own_metrics() {
+        let largest = answer::tests::largest();
+        let answer = serde_json::to_vec(&largest).unwrap();
+        let many = |_| {
+            let answer = answer.clone();
+            // One that is given up doesn't read.
+            taken_over(move |mut stream| drop(stream.write_all(&answer)))
+        };
+        let many: Vec<_> = (0..6).map(many).collect();
+        let (_dir, good, server) = served(fixed(sample()));
+        let sockets = many.iter().map(|(_, path)| VmmSocket::at(path.clone(), 13));
+        let sockets = sockets.chain([VmmSocket::at(good, 42)]);
+        let answers = ask_while(&sockets.collect::<Vec<_>>(), || patience(1));
+        server.stop();
+        let fit = answer::MOST_OF_ALL / answer::size_of(&largest);
+        let (taken, left_out): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+        assert_eq!((taken.len(), left_out.len()), (fit + 1, 6 - fit));
+        for error in left_out {
+            let line = format!("{:#}", error.unwrap_err());
+            assert!(line.starts_with("process 13: all VMMs' answers"), "{line}");
+        }
+        let taken: Vec<_> = taken.into_iter().map(Result::unwrap).collect();
+        assert_eq!(taken.last(), Some(&sample()));
+        assert!(openmetrics(&taken).len() <= answer::MOST_OF_ALL);
+    }
+
+    #[test]
     fn a_byte_now_and_then_is_given_up() {
         let (_dir, path) = taken_over(|mut stream| {
             while stream.write_all(b" ").is_ok() {
