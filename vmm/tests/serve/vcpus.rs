@@ -7,6 +7,7 @@
 //! - A VM with a vCPU too many is refused, by the names of its threads or by the control socket, unless
 //!   it was served before.
 //! - The last line of `vcpufreq qemu` before a QEMU that is refused is the reason.
+//! - A VMM that doesn't read what it is sent, or may open too few files, is a line with the cure.
 //! - A VM whose device has too few vectors is a line with the cure. The server rings for a vCPU without
 //!   a doorbell, and a later server too.
 
@@ -56,6 +57,48 @@ fn a_vcpu_without_a_doorbell_is_rung_for() {
     }
     vmm.end();
     server.hear("has ended");
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn a_vmm_that_does_not_read_is_a_line_and_is_served_when_it_does() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let server = Server::start(&socket);
+    server.hear("waits at");
+    let mut vmm = Vmm::deaf(&socket);
+    let line = server.hear("doesn't read what it was sent");
+    assert!(line.contains("leave reconnect="), "{line}");
+    assert_eq!(vmm.ask("hear 1"), "served");
+    vmm.ask("request 700000");
+    wait_until("the request", || server.asked() == Some(700_000));
+    vmm.end();
+    let totals = server.hear("has ended");
+    assert!(totals.contains("requests 1,"), "{totals}");
+    server.end(Signal::SIGTERM);
+}
+
+#[test]
+fn a_vmm_that_may_open_too_few_files_is_a_line() {
+    if skipped() {
+        return;
+    }
+    let (_dir, socket) = socket();
+    let server = Server::start(&socket);
+    server.hear("waits at");
+    for (files, lacks) in [
+        (0, "has not taken its memory"),
+        (1, "has no doorbell of vCPU 0"),
+    ] {
+        let mut vmm = Vmm::with_files(&socket, files);
+        let line = server.hear(lacks);
+        let cure = format!("{lacks}: raise its limit of open files (ulimit -n");
+        assert!(line.contains(&cure), "{line}");
+        vmm.end();
+        server.hear("has ended");
+    }
     server.end(Signal::SIGTERM);
 }
 

@@ -8,7 +8,7 @@ use std::{
     env, fs,
     io::{BufRead, BufReader, Write},
     os::{
-        fd::FromRawFd,
+        fd::{AsRawFd, FromRawFd},
         unix::{fs::FileExt, net::UnixStream},
     },
     path::{Path, PathBuf},
@@ -19,7 +19,10 @@ use std::{
 
 use nix::{
     sched::{CpuSet, sched_getaffinity},
-    sys::signal::{Signal, kill},
+    sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        signal::{Signal, kill},
+    },
     unistd::{Pid, geteuid, setuid},
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -32,6 +35,10 @@ const USER: &str = "VCPUFREQ_TEST_USER";
 pub const VCPUS: &str = "VCPUFREQ_TEST_VCPUS";
 /// How many vectors its device has; else one for each vCPU.
 const VECTORS: &str = "VCPUFREQ_TEST_VECTORS";
+/// It reads nothing until it is told.
+const DEAF: &str = "VCPUFREQ_TEST_DEAF";
+/// How many files more it may open.
+const FILES: &str = "VCPUFREQ_TEST_FILES";
 /// The number of the socket, for one that `vcpufreq qemu` starts.
 const FD: &str = "VCPUFREQ_TEST_FD";
 /// Of vCPU 0's page.
@@ -50,11 +57,24 @@ pub fn stand_for_one() {
     // A server that finds the first one finds all.
     let vcpus = (0..count).rev().map(|vcpu| (vcpu, start_vcpu(vcpu)));
     let mut vcpus: BTreeMap<_, _> = vcpus.collect();
+    if env::var(DEAF).is_ok() {
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+    }
+    if let Ok(more) = env::var(FILES) {
+        let next = fs::File::open("/dev/null").unwrap().as_raw_fd();
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        let soft = u64::try_from(next).unwrap() + more.parse::<u64>().unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    }
     let mut files = Vec::new();
     // Version, number, memory; for each vCPU the server's doorbell and the guest's interrupt.
     for _ in 0..3 + 2 * count {
         let mut number = [0; 8];
-        let (len, file) = stream.recv_with_fd(&mut number).unwrap();
+        let (len, file) = match stream.recv_with_fd(&mut number) {
+            // As QEMU, it goes on without a file that it may not open.
+            Err(error) if error.errno() == libc::ENOBUFS => continue,
+            received => received.unwrap(),
+        };
         assert_eq!(len, number.len());
         // As a version: the memory's comes with a file.
         if file.is_none() && i64::from_le_bytes(number) == -1 {
@@ -66,8 +86,9 @@ pub fn stand_for_one() {
         files.extend(file);
     }
     // As QEMU closes what it has no vector for.
-    let vectors = env::var(VECTORS).map_or(count, |vectors| vectors.parse().unwrap());
-    files.drain(1 + vectors..1 + count);
+    if let Ok(vectors) = env::var(VECTORS) {
+        files.drain(1 + vectors.parse::<usize>().unwrap()..1 + count);
+    }
     println!("@served");
     let word = |at| {
         let mut word = [0; 4];
@@ -178,6 +199,18 @@ impl Vmm {
     pub fn with_vectors(socket: &Path, vcpus: u32, vectors: u32) -> Self {
         let values = [(VCPUS, vcpus), (VECTORS, vectors)];
         let mut vmm = Self::start_with(socket, &values);
+        assert_eq!(vmm.answer(), "served");
+        vmm
+    }
+
+    /// One that reads what it is sent when it is told: `hear 1`.
+    pub fn deaf(socket: &Path) -> Self {
+        Self::start(socket, DEAF, 1)
+    }
+
+    /// One that may open so many files more.
+    pub fn with_files(socket: &Path, more: u32) -> Self {
+        let mut vmm = Self::start(socket, FILES, more);
         assert_eq!(vmm.answer(), "served");
         vmm
     }
