@@ -78,9 +78,9 @@ impl SchedAttr {
     /// Children of the thread start as SCHED_OTHER, without a clamp.
     pub const RESET_ON_FORK: u64 = 0x01;
     /// `policy` doesn't count; the thread keeps its own.
-    pub const KEEP_POLICY: u64 = 0x08;
+    const KEEP_POLICY: u64 = 0x08;
     /// Nice value, priority and the values of SCHED_DEADLINE don't count.
-    pub const KEEP_PARAMS: u64 = 0x10;
+    const KEEP_PARAMS: u64 = 0x10;
     /// `util_min` counts.
     pub const UTIL_CLAMP_MIN: u64 = 0x20;
     /// `util_max` counts.
