@@ -468,7 +468,15 @@ const BOOTS: &[Boot] = &[
             Long,
             350,
             "pc",
-            &["doctor", "uclamp", "board", "opps-exact", "no-dip"],
+            &[
+                "doctor",
+                "uclamp",
+                "board:demo",
+                "board:report",
+                "board:ends",
+                "opps-exact",
+                "no-dip",
+            ],
         )
     },
     Boot {

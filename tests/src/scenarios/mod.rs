@@ -65,6 +65,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "governor" => device::basics::governor(plan),
         "board" => bench::board::run(),
         "board:demo" => bench::board::demo_alone(),
+        "board:ends" => bench::board::ends_alone(),
         "board:report" => bench::board::report(),
         name if name.starts_with("board:kills") => kills::run(plan, name),
         "capacity" => device::basics::capacity(plan),
