@@ -18,7 +18,7 @@ use super::{
     vm_process::{ERROR, Next, Order, ServerEnd},
 };
 use crate::{
-    config::resolve,
+    config::{resolve, rt_pcpus},
     events::{EventReport, EventWriter},
     kernel_version::host_headroom,
     message::warn,
@@ -125,6 +125,7 @@ impl BridgePlan<'_> {
         };
         let config = BridgeConfig {
             pins: served.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),
+            rt_pcpus: rt_pcpus(&served.vcpus),
             ..BridgeConfig::new(0, served.vcpus.len(), Arc::new(program))
         };
         let offered = Offered {
