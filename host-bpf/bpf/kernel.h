@@ -30,6 +30,7 @@ struct task_struct {
 	int prio;
 	__u32 policy;
 	int nr_cpus_allowed;
+	unsigned long nvcsw;	/* how often it has gone to sleep */
 	struct sched_entity se;
 };
 

@@ -110,6 +110,23 @@ static __always_inline bool others_changed(struct vcpufreq_bpf_vcpu *vcpu, __u32
 	return true;
 }
 
+/* Has the worker write a domain's clamp anew; false: there is no room to tell it. */
+static __always_inline bool tell_refresh(const struct vcpufreq_bpf_policy *policy,
+					 struct vcpufreq_bpf_domain *domain, __u32 id, __u64 now)
+{
+	struct vcpufreq_bpf_event event = { .vcpu = id, .kind = VCPUFREQ_BPF_REFRESH };
+
+	if (__sync_lock_test_and_set(&domain->refresh, 1))
+		return true;
+	domain->refreshed_ns = now;
+	event.domain = policy->domain;
+	event.ns = now;
+	if (!bpf_ringbuf_output(&events, &event, sizeof(event), 0))
+		return true;
+	__sync_lock_test_and_set(&domain->refresh, 0);
+	return false;
+}
+
 /*
  * At a switch to a vCPU: shares what it asks for. Where requests add up, and the
  * load beside it has changed, the worker then writes the clamp anew.
@@ -118,7 +135,6 @@ static __always_inline void refresh_sum(struct vcpufreq_bpf_vcpu *vcpu, __u32 id
 					const struct task_struct *own)
 {
 	const struct vcpufreq_bpf_policy *policy = policy_of(id);
-	struct vcpufreq_bpf_event event = { .vcpu = id, .kind = VCPUFREQ_BPF_REFRESH };
 	struct vcpufreq_bpf_domain *domain;
 	__u64 now, since, before;
 
@@ -136,17 +152,11 @@ static __always_inline void refresh_sum(struct vcpufreq_bpf_vcpu *vcpu, __u32 id
 	since = now - READ_ONCE(domain->refreshed_ns);
 	/* A guest that sleeps and wakes makes no more work than one that asks. */
 	if (since < REFRESH_NS || since < policy->interval_ns ||
-	    !others_changed(vcpu, id, policy, domain, own, &before) ||
-	    __sync_lock_test_and_set(&domain->refresh, 1))
+	    !others_changed(vcpu, id, policy, domain, own, &before))
 		return;
-	domain->refreshed_ns = now;
-	event.domain = policy->domain;
-	event.ns = now;
-	if (bpf_ringbuf_output(&events, &event, sizeof(event), 0)) {
-		/* No room: the next look finds the change again. */
+	/* Without room the next look finds the change again. */
+	if (!tell_refresh(policy, domain, id, now))
 		__sync_lock_test_and_set(&domain->others, before);
-		__sync_lock_test_and_set(&domain->refresh, 0);
-	}
 }
 
 /*

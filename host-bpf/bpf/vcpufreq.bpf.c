@@ -34,6 +34,8 @@
 #include "maps.h"
 #include "scx.h"
 #include "sum.h"
+#include "decide.h"
+#include "rule.h"
 #include "threads.h"
 
 char LICENSE[] SEC("license") = "GPL";
@@ -119,6 +121,7 @@ int BPF_PROG(vcpufreq_switch, bool preempt, struct task_struct *prev, struct tas
 	__sync_lock_test_and_set(&vcpu->cpu, key + 1);
 	refresh(id);
 	refresh_sum(vcpu, id, next);
+	decide_at_switch(vcpu, id, next);
 	return 0;
 }
 
@@ -311,7 +314,7 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 	__u64 now = event->ns, when = limited(v, writer, policy, now);
 	bool by_module = policy->actuator == VCPUFREQ_BPF_KFUNC, moved = false;
 	bool ceilings = policy->clamp == VCPUFREQ_BPF_CEILINGS;
-	bool own = asks_for_own(event);
+	bool own = asks_for_own(event), defer = false;
 	__u32 granted, last;
 	__u64 before;
 
@@ -337,6 +340,8 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 	if (policy->sum && own)
 		moved = others_changed(writer, event->writer, policy, domain,
 				       bpf_get_current_task_btf(), &before);
+	if (READ_ONCE(v->policy))
+		defer = decide_request(v, vcpu, writer, policy, domain, event);
 	last = __sync_lock_test_and_set(&domain->clamp, event->clamp);
 	if (ceilings && event->khz > VCPUFREQ_SET_PERF_KHZ)
 		hold_ceiling(domain, event);
@@ -349,9 +354,9 @@ static __always_inline __u32 answer(struct vcpufreq_bpf_vm *v, struct vcpufreq_b
 		count(&vcpu->unchanged);
 		return VCPUFREQ_BPF_IS_UNCHANGED;
 	}
-	if (by_module)
+	if (by_module && !defer)
 		return actuate(vcpu, policy, domain, event);
-	if (by_scx && policy->actuator == VCPUFREQ_BPF_SCX &&
+	if (by_scx && !defer && policy->actuator == VCPUFREQ_BPF_SCX &&
 	    ask_scx(event->domain, event->writer + 1)) {
 		count(&vcpu->in_kernel);
 		return VCPUFREQ_BPF_IN_KERNEL;
@@ -471,6 +476,14 @@ SEC("syscall")
 int vcpufreq_scx(struct vcpufreq_bpf_call *call)
 {
 	return ask_scx(call->vcpu, 0) ? 0 : -ENOENT;
+}
+
+/* Decides what a vCPU's domain asks for again; the VMM then applies it. One thread runs it. */
+SEC("syscall")
+int vcpufreq_decide(struct vcpufreq_bpf_call *call)
+{
+	decide_for_vmm(call->vcpu);
+	return 0;
 }
 
 /* After what a page follows from has changed other than by a trace event. */

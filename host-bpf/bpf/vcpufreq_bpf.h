@@ -9,10 +9,11 @@
 #ifndef VCPUFREQ_BPF_H
 #define VCPUFREQ_BPF_H
 
-#define VCPUFREQ_BPF_LAYOUT	13	/* raised with every change below */
+#define VCPUFREQ_BPF_LAYOUT	14	/* raised with every change below */
 
 #define VCPUFREQ_BPF_TABLE_MAX	64	/* entries of a vCPU's table */
 #define VCPUFREQ_BPF_BUCKETS	32	/* of a histogram: bucket n has 2^n <= ns < 2^(n+1) */
+#define VCPUFREQ_BPF_NAME	32	/* bytes of a policy's name, with zeros behind it */
 #define VCPUFREQ_BPF_NO_CLAMP	0xffffffff	/* nothing in force, or not known */
 
 /* A clamp is a number: uclamp.min in the low half, uclamp.max in the high. */
@@ -78,6 +79,8 @@ struct vcpufreq_bpf_vcpu {
 	__u32 deferred;		/* 1: the worker applies `latest` when it may */
 	__u32 own_util;		/* of its thread, when it was last looked at, 0..1024 */
 	__u32 others_util;	/* of what else ran on its pCPU then, as added to its clamp */
+	__u64 woken_ns;		/* since when it runs after it has slept, while there is a policy */
+	__u64 slept;		/* how often it had slept by then */
 
 	__u64 requests;		/* writes of set_perf */
 	__u64 reads;		/* that left the guest */
@@ -93,6 +96,9 @@ struct vcpufreq_bpf_vcpu {
 	__u64 switches;		/* its thread came onto a pCPU */
 	__u64 frequencies;	/* changed while it ran */
 	__u64 unsettled;	/* changed so fast that cur_perf was given up on */
+	__u64 asked;		/* times that an operator's policy was asked */
+	__u64 bounded;		/* of these, its answer was outside of the VM's limits */
+	__u64 silent;		/* of these, no answer: the built-in rule's clamp counted */
 	__u32 freq_after[VCPUFREQ_BPF_BUCKETS];	/* request to frequency, log2 ns */
 };
 
@@ -106,7 +112,8 @@ struct vcpufreq_bpf_domain {
 	__u64 refreshed_ns;	/* when the last one was sent */
 	__u64 ceiling_until;	/* when the ceiling ends, CLOCK_MONOTONIC; 0: none */
 	__u32 bounds;		/* its clamps are kept within this one, by programs on the host */
-	__u32 pad;
+	__u32 decided_by;	/* `policy` of the VM by which its clamp was decided last */
+	__u64 decided_ns;	/* when that was, CLOCK_MONOTONIC; 0: it is to be again */
 };
 
 /* A VM. */
@@ -114,8 +121,10 @@ struct vcpufreq_bpf_vm {
 	__u64 base;		/* guest address of the first page */
 	__u32 vcpus;
 	__u32 slot;		/* among the host's VMs, see dispatch.h */
-	__u32 pad[12];		/* each event reads what is above */
+	__u32 policy;		/* odd: an operator's, by number; even: none; 0: none yet */
+	__u32 pad[11];		/* each event reads what is above */
 	__u64 due_ns;		/* of the limit: when the next write of any vCPU is due */
+	char policy_name[VCPUFREQ_BPF_NAME];	/* for people */
 };
 
 /* What an event is about. */

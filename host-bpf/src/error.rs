@@ -53,6 +53,15 @@ pub enum BpfError {
         /// The error of kernel or libbpf, as text.
         why: String,
     },
+    /// An operator's policy isn't put into force.
+    #[error("the policy is refused: {0}")]
+    Policy(String),
+    /// A VMM has no programs that ask a policy, or they can't be opened.
+    #[error(
+        "process {0} has no programs that ask a policy: its guest isn't on the path bpf, or this \
+         user may not see them; run as root"
+    )]
+    NoPrograms(u32),
     /// Each slot is taken.
     #[error("1,024 VMs of this host use the path bpf, the most there may be; use another --path")]
     TooManyVms,

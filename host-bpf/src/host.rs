@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod clamps;
+mod decided;
 mod gone;
 mod pcpus;
 
@@ -23,6 +24,7 @@ use std::time::Duration;
 use libbpf_rs::MapCore as _;
 use vcpufreq_device::{Clamp, Khz, PageMemory, SET_PERF_KHZ, Util, VcpuId};
 
+use crate::dispatch::Ids;
 use crate::error::BpfError;
 use crate::event;
 use crate::layout::{
@@ -384,7 +386,11 @@ impl Drop for HostBpf {
     fn drop(&mut self) {
         self.detach();
         let programs = self.programs();
-        let (ids, hooks) = (programs.ids(), programs.dispatcher().ids_of_last());
+        let (ids, hooks) = match self.policy_name() {
+            None => (programs.ids(), programs.dispatcher().ids_of_last()),
+            // The process that holds an operator's policy lets go of the rest after this one.
+            Some(_) => (Ids::default(), Ids::default()),
+        };
         drop(programs);
         self.gone.ids = ids;
         self.gone.hooks = hooks;

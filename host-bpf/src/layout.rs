@@ -10,10 +10,14 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use vcpufreq_device::CounterSnapshot;
 
-pub(crate) const LAYOUT: u32 = 13;
+pub(crate) const LAYOUT: u32 = 14;
 /// The folder on the BPF file system where `vcpufreq scx` pins its maps.
 pub const PINS: &str = "/sys/fs/bpf/vcpufreq-scx";
 pub(crate) const TABLE_MAX: usize = 64;
+/// Bytes of an operator's policy's name.
+pub(crate) const POLICY_NAME: usize = 32;
+/// `VCPUFREQ_POLICY_LAYOUT` of `bpf/vcpufreq_policy.h`.
+pub(crate) const POLICY_LAYOUT: u32 = 1;
 /// Buckets of a histogram: number *n* counts what took from 2^n to 2^(n+1) − 1 ns.
 pub const BUCKETS: usize = 32;
 pub(crate) const NO_CLAMP: u32 = u32::MAX;
@@ -102,6 +106,8 @@ pub(crate) struct VcpuEntry {
     pub deferred: AtomicU32,
     pub own_util: AtomicU32,
     pub others_util: AtomicU32,
+    pub woken_ns: AtomicU64,
+    pub slept: AtomicU64,
     pub counters: BpfCounters<AtomicU64, AtomicU32>,
 }
 
@@ -117,7 +123,8 @@ pub(crate) struct DomainEntry {
     pub refreshed_ns: AtomicU64,
     pub ceiling_until: AtomicU64,
     pub bounds: AtomicU32,
-    pub pad: u32,
+    pub decided_by: AtomicU32,
+    pub decided_ns: AtomicU64,
 }
 
 /// `struct vcpufreq_bpf_vm`.
@@ -127,8 +134,10 @@ pub(crate) struct VmEntry {
     pub base: AtomicU64,
     pub vcpus: AtomicU32,
     pub slot: AtomicU32,
-    pub pad: [u32; 12],
+    pub policy: AtomicU32,
+    pub pad: [u32; 11],
     pub due_ns: AtomicU64,
+    pub policy_name: [AtomicU8; POLICY_NAME],
 }
 
 /// `struct vcpufreq_scx_control` of `bpf/scx.h`.
@@ -152,6 +161,10 @@ pub(crate) struct PageEntry {
 
 /// Size of `struct vcpufreq_bpf_event`, bytes.
 pub(crate) const EVENT_SIZE: usize = 40;
+/// Size of `struct vcpufreq_policy_ask`, bytes; the answer follows it in a call.
+pub(crate) const ASK_SIZE: usize = 64;
+/// Size of `struct vcpufreq_policy_call`, bytes.
+pub(crate) const POLICY_CALL_SIZE: usize = 80;
 /// Size of `struct vcpufreq_bpf_call`, bytes.
 pub(crate) const CALL_SIZE: usize = 8;
 
@@ -161,9 +174,9 @@ const _: () = {
     assert!(size_of::<DispatchCpuEntry>() == 64);
     assert!(size_of::<SlotsEntry>() == 14 * 4 + 4096);
     assert!(size_of::<PolicyEntry>() == 336);
-    assert!(size_of::<VcpuEntry>() == 48 + 14 * 8 + 128);
-    assert!(size_of::<DomainEntry>() == 48);
-    assert!(size_of::<VmEntry>() == 72);
+    assert!(size_of::<VcpuEntry>() == 64 + 17 * 8 + 128);
+    assert!(size_of::<DomainEntry>() == 56);
+    assert!(size_of::<VmEntry>() == 104);
     assert!(size_of::<PageEntry>() == 4096);
     assert!(size_of::<ControlEntry>() == 128);
 };
@@ -201,6 +214,12 @@ pub struct BpfCounters<T = u64, B = u32> {
     pub frequencies: T,
     /// How often frequency and place changed so fast that cur_perf was left as it was.
     pub unsettled: T,
+    /// How often an operator's policy was asked.
+    pub asked: T,
+    /// Of these, how often its answer was outside of the VM's limits.
+    pub bounded: T,
+    /// Of these, how often it didn't answer, and the built-in rule's clamp counted.
+    pub silent: T,
     /// Histogram of the time from a request to the next change of the vCPU's frequency. Entry *n*
     /// counts times from 2^n ns to less than 2^(n+1) ns; the first also counts 0 ns, and the last
     /// all times from 2^31 ns (`bpf/vcpufreq_bpf.h`).
@@ -224,6 +243,14 @@ impl BpfCounters {
     }
 }
 
+impl BpfCounters {
+    /// How often an operator's policy was asked, was bounded, and was silent.
+    #[must_use]
+    pub fn decisions(&self) -> [u64; 3] {
+        [self.asked, self.bounded, self.silent]
+    }
+}
+
 impl BpfCounters<AtomicU64, AtomicU32> {
     pub(crate) fn snapshot(&self) -> BpfCounters {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
@@ -242,6 +269,9 @@ impl BpfCounters<AtomicU64, AtomicU32> {
             switches: get(&self.switches),
             frequencies: get(&self.frequencies),
             unsettled: get(&self.unsettled),
+            asked: get(&self.asked),
+            bounded: get(&self.bounded),
+            silent: get(&self.silent),
             freq_after: std::array::from_fn(|n| self.freq_after[n].load(Relaxed)),
         }
     }

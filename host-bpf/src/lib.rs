@@ -40,6 +40,7 @@ mod module;
 mod object;
 #[cfg(feature = "load")]
 mod objects;
+mod operator;
 #[cfg(feature = "load")]
 mod pins;
 mod policy;
@@ -60,6 +61,8 @@ pub use host::{
 pub use layout::{BUCKETS, BpfCounters, PINS};
 #[cfg(feature = "load")]
 pub use module::{DEVICE, HostModule, ModuleDomainStats};
+#[cfg(feature = "load")]
+pub use operator::OperatorVm;
 pub use policy::{ActuateBy, VcpuPolicy};
 pub use probe::probe;
 #[cfg(feature = "load")]

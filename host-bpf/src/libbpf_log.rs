@@ -17,6 +17,8 @@ pub(crate) fn reason(lines: &[String]) -> Option<String> {
     let noise = |line: &str| {
         line.trim().is_empty()
             || line.starts_with("processed ")
+            || line.starts_with("cur state:")
+            || line.starts_with("old state:")
             || line.contains("END PROG LOAD LOG")
             || line.contains("failed to load")
             || line.contains("BPF program load failed")
@@ -111,5 +113,8 @@ mod tests {
         let told = reason(&lines).unwrap();
         assert_eq!(told, "calling kernel function x is not allowed");
         assert_eq!(reason(&[]), None);
+        let looped = "infinite loop detected at insn 9\ncur state: R0=1\nold state: R0=1\n";
+        let lines: Vec<String> = looped.lines().map(str::to_owned).collect();
+        assert_eq!(reason(&lines).unwrap(), "infinite loop detected at insn 9");
     }
 }

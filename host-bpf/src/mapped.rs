@@ -126,6 +126,17 @@ pub(crate) fn policy_bytes(entry: &PolicyEntry) -> &[u8] {
 
 /// How often the kernel did not run a program that it had preempted on the same CPU.
 pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(program_info(program)?.recursion_misses)
+}
+
+/// A program's name, as the kernel cuts it.
+pub(crate) fn program_name(program: BorrowedFd<'_>) -> io::Result<String> {
+    let name = program_info(program)?.name.into_iter();
+    let name = name.map(|byte| char::from(byte.to_ne_bytes()[0]));
+    Ok(name.take_while(|letter| *letter != '\0').collect())
+}
+
+fn program_info(program: BorrowedFd<'_>) -> io::Result<libbpf_rs::libbpf_sys::bpf_prog_info> {
     let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
     let mut len = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
     let fd = program.as_raw_fd();
@@ -133,7 +144,7 @@ pub(crate) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<u64> {
     let done =
         unsafe { libbpf_rs::libbpf_sys::bpf_prog_get_info_by_fd(fd, &raw mut info, &raw mut len) };
     match done {
-        0 => Ok(info.recursion_misses),
+        0 => Ok(info),
         error => Err(io::Error::from_raw_os_error(error.saturating_neg())),
     }
 }

@@ -174,6 +174,7 @@ fn set_up(open: &mut OpenObject, sizes: Sizes, hooks: &Dispatcher) -> Result<(),
             }
             Some("cpus") => sizes.cpus,
             Some("vcpus" | "policies" | "tids") => sizes.vcpus,
+            Some("policy_calls") => 2 * sizes.vcpus + 1,
             Some("pages") => sizes.pages,
             Some("domains") => sizes.domains,
             Some("events") => match sizes.events {

@@ -28,6 +28,8 @@ macro_rules! object {
 pub(crate) const DISPATCH: &[u8] = object!("dispatch");
 /// The programs of a VM.
 pub(crate) const VCPUFREQ: &[u8] = object!("vcpufreq");
+/// Where an operator's policy is tried.
+pub(crate) const JUDGE: &[u8] = object!("judge");
 /// The scheduler of the service `vcpufreq scx`.
 pub(crate) const SCX: &[u8] = object!("scx");
 

@@ -95,7 +95,7 @@ fn bpf_programs_have_the_targets_headers_first() {
         .output();
     let printed = String::from_utf8(printed.expect("make").stdout).expect("text");
     let commands: Vec<&str> = printed.lines().collect();
-    assert_eq!(commands.len(), 3, "{printed}");
+    assert_eq!(commands.len(), 4, "{printed}");
     for command in commands {
         let at = |part: &str| {
             command

@@ -24,7 +24,7 @@ use crate::{
     path,
     sandbox::{Confined, Sandbox},
     socket_thread::SocketThread,
-    stats::{self, OppTime, Stats, TimeInState, TuningStats, VcpuStats},
+    stats::{self, DeciderStats, OppTime, Stats, TimeInState, TuningStats, VcpuStats},
     tune,
 };
 
@@ -147,6 +147,7 @@ fn stats(pid: u32, bridge: &BridgeHandle, times: &TimeInState) -> Stats {
         governors_off,
         pins_lost,
         tunings,
+        decided_by,
     } = bridge.snapshot();
     let now_ns = monotonic_ns();
     let vcpus = (0..=u16::MAX).zip(vcpus);
@@ -159,6 +160,12 @@ fn stats(pid: u32, bridge: &BridgeHandle, times: &TimeInState) -> Stats {
         governors_off,
         pins_lost,
         tunings: tunings.iter().map(|of| tuning_stats(of, now_ns)).collect(),
+        decided_by: decided_by.map(|(name, [asked, bounded, silent])| DeciderStats {
+            name,
+            asked,
+            bounded,
+            silent,
+        }),
         policies: times.now(),
     }
 }

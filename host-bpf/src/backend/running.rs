@@ -142,6 +142,15 @@ impl RunningBackend for BpfPath {
         let by_programs = shared.host.counters(vcpu).unwrap_or_default();
         snapshot.freq_after = histogram(&by_programs.freq_after);
     }
+
+    fn decided_by(&self) -> Option<(String, [u64; 3])> {
+        let host = &self.shared.host;
+        let name = host.policy_name()?;
+        let vcpus = (0..=u16::MAX).map(VcpuId).zip(&self.shared.vcpus);
+        let counted = vcpus.filter_map(|(vcpu, _)| host.counters(vcpu));
+        let counted = counted.map(|of| of.decisions());
+        Some((name, counted.fold([0; 3], sum)))
+    }
 }
 
 impl BpfPath {
@@ -183,6 +192,10 @@ impl MmioDevice for BpfRegion {
     fn write(&self, offset: u64, data: &[u8]) {
         self.inner.write(offset, data);
     }
+}
+
+fn sum(all: [u64; 3], more: [u64; 3]) -> [u64; 3] {
+    [0, 1, 2].map(|n| all[n] + more[n])
 }
 
 /// Bucket *n* of the kernel's side starts at 2^n ns.

@@ -132,6 +132,7 @@ impl Shared {
                     self.host.sweep();
                 }
                 self.look_at_module();
+                self.look_at_policy();
                 // Also those that there was no room to tell of.
                 ceilings = self.all_domains().collect();
                 self.all_domains().for_each(|domain| self.time(domain));
@@ -371,9 +372,20 @@ impl Shared {
             return false;
         };
         if until <= now && self.host.lift_ceiling(domain, until) {
+            self.host.decide(self.last_writer(domain), domain);
             self.apply_again(domain);
         }
         self.host.ceiling_until(domain).is_some()
+    }
+
+    /// Asks an operator's policy about each domain again: a vCPU that neither sleeps nor requests
+    /// has what it answers by now.
+    fn look_at_policy(&self) {
+        for domain in self.all_domains() {
+            if self.host.decide(self.last_writer(domain), domain) {
+                self.put_into_force(domain);
+            }
+        }
     }
 
     /// Puts into force what is added to a domain's request now.
@@ -394,7 +406,10 @@ impl Shared {
                 Some(module) => module
                     .refresh(domain, clamp)
                     .map_err(|error| refusal(id, error.raw_os_error())),
-                None => self.device.actuator().apply(id, clamp),
+                None => {
+                    let by_scx = self.by_scx(domain);
+                    by_scx.unwrap_or_else(|| self.device.actuator().apply(id, clamp))
+                }
             });
         let members = (0..=u16::MAX).map(VcpuId).zip(&self.vcpus);
         let members = members.filter(|(_, known)| known.domain == domain);

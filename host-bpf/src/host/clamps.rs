@@ -121,10 +121,14 @@ impl HostBpf {
                 domain.clamp.store(none.bits(), SeqCst);
             }
         }
+        let domains: Vec<_> = policies.iter().map(|policy| policy.domain).collect();
         drop(policies);
         let vcpus = (0..=u16::MAX).take(self.vcpus.all().len());
         for vcpu in vcpus {
             self.programs().call("vcpufreq_refresh", vcpu)?;
+        }
+        for (vcpu, domain) in (0..=u16::MAX).map(VcpuId).zip(domains) {
+            self.decide(vcpu, domain);
         }
         Ok(())
     }
@@ -161,6 +165,7 @@ impl HostBpf {
         self.show_granted(&policies, policy.domain);
         let number = policy.domain;
         drop(policies);
+        self.decide(vcpu, number);
         // A program may have stored a newer request before this stored its own.
         if self.seen(vcpu) != count {
             assume(0);
@@ -199,6 +204,8 @@ impl HostBpf {
             // A program may have stored a newer one's before this did.
             if self.newest(&policies, number) == Some((writer, latest)) {
                 self.show_granted(&policies, number);
+                drop(policies);
+                self.decide(writer, number);
                 return;
             }
         }

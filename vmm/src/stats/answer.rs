@@ -71,6 +71,8 @@ fn check(stats: &Stats) -> Result<(), BadAnswer> {
     let rise = (tunings.windows(2)).all(|two| two[0].handle < two[1].handle);
     holds(rise, "its tunings' handles don't rise")?;
     holds(tunings.len() <= TUNINGS_AT_MOST, "it has too many tunings")?;
+    let name = stats.decided_by.iter().all(|by| is_name(&by.name));
+    holds(name, "a policy's name is none")?;
     let policies = &stats.policies;
     let rise = (policies.windows(2)).all(|two| two[0].policy < two[1].policy);
     holds(rise, "its policies' numbers don't rise")?;
@@ -117,6 +119,11 @@ fn once(times: &[OppTime]) -> Result<(), BadAnswer> {
     let mut seen = BTreeSet::new();
     let once = times.iter().all(|time| seen.insert(time.khz));
     holds(once, "an OPP is there twice")
+}
+
+/// Whether it is plain text, as `vcpufreq policy load` makes a name.
+fn is_name(text: &str) -> bool {
+    text.len() < 32 && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Whether it has what a list of CPUs has, and no more than a file of sysfs. Its numbers are for a

@@ -9,7 +9,8 @@ use vcpufreq_device::PERFTBL_MAX_LEN;
 
 use super::*;
 use crate::stats::{
-    PolicyTimes, Times, TuningStats, openmetrics, openmetrics::tests::strictly_read, screen, table,
+    DeciderStats, PolicyTimes, Times, TuningStats, openmetrics, openmetrics::tests::strictly_read,
+    screen, table,
 };
 
 const PID: u32 = 42;
@@ -41,6 +42,7 @@ fn vm() -> Stats {
         governors_off: 0,
         pins_lost: 0,
         tunings: vec![TuningStats::default()],
+        decided_by: Some(DeciderStats::default()),
         policies: vec![PolicyTimes {
             policy: 0,
             cpus: "0,2-3".to_owned(),

@@ -22,7 +22,7 @@ pub use http::answer;
 pub use openmetrics::openmetrics;
 pub use residency::TimeInState;
 pub use server::start_answering;
-pub use snapshot::{OppTime, PolicyTimes, Stats, Times, TuningStats, VcpuStats};
+pub use snapshot::{DeciderStats, OppTime, PolicyTimes, Stats, Times, TuningStats, VcpuStats};
 pub use text::table;
 pub use top::{screen, top};
 
@@ -325,6 +325,7 @@ mod tests {
         };
         let stats = Stats {
             tunings: vec![tuned],
+            decided_by: None,
             ..sample()
         };
         let line = "tuned: vCPU 1 from 1800.0 MHz; handle 7, user 1000, process 99, 150 ms left";

@@ -269,6 +269,7 @@ mod tests {
             governors_off: 0,
             pins_lost: 0,
             tunings: Vec::new(),
+            decided_by: None,
             policies: times.now(),
         };
         let line = "pCPU 2 is capped at 1400.0 MHz; see vcpufreq doctor";
@@ -292,6 +293,7 @@ mod tests {
             governors_off: 0,
             pins_lost: 0,
             tunings: Vec::new(),
+            decided_by: None,
             policies: vec![PolicyTimes {
                 policy: 0,
                 cpus: "0-1".to_owned(),

@@ -29,6 +29,9 @@ pub struct Stats {
     /// What programs have set by `vcpufreq tune`, by handle.
     #[serde(default)]
     pub tunings: Vec<TuningStats>,
+    /// The operator's policy that decides about requests; null: the built-in rule does.
+    #[serde(default)]
+    pub decided_by: Option<DeciderStats>,
     /// The cpufreq policies that vCPUs may be on.
     #[serde(default)]
     pub policies: Vec<PolicyTimes>,
@@ -90,6 +93,19 @@ pub struct VcpuStats {
     /// puts into force are seen every 100 ms.
     #[serde(default)]
     pub requested: Vec<OppTime>,
+}
+
+/// An operator's policy, of `vcpufreq policy load`; counts of all policies since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeciderStats {
+    /// Its name.
+    pub name: String,
+    /// How often one was asked.
+    pub asked: u64,
+    /// Of these, answers outside of the VM's limits, which counted.
+    pub bounded: u64,
+    /// Of these, no answer: the built-in rule counted.
+    pub silent: u64,
 }
 
 /// A floor, a ceiling or both that a program has set.

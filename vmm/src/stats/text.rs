@@ -55,7 +55,8 @@ pub fn table(stats: &Stats) -> String {
     for vcpu in &stats.vcpus {
         text += &(row(vcpu) + "\n");
     }
-    for line in tunings(stats).chain(residency::lines(None, stats)) {
+    let more = tunings(stats).chain(decider(stats));
+    for line in more.chain(residency::lines(None, stats)) {
         text += &(line + "\n");
     }
     if stats.policies.iter().all(|policy| policy.opps.is_empty()) {
@@ -87,6 +88,16 @@ pub(super) fn tunings(stats: &Stats) -> impl Iterator<Item = String> {
             tuning.left_ms,
         )
     })
+}
+
+/// The line of an operator's policy, if there is one.
+pub(super) fn decider(stats: &Stats) -> Option<String> {
+    let by = stats.decided_by.as_ref()?;
+    let (asked, bounded, silent) = (by.asked, by.bounded, by.silent);
+    Some(format!(
+        "decided by policy {}: asked {asked}, bounded {bounded}, silent {silent}",
+        by.name
+    ))
 }
 
 /// The line of titles.

@@ -122,6 +122,7 @@ pub fn screen(before: &Stats, now: &Stats) -> Vec<String> {
     head.into_iter()
         .chain(rows)
         .chain(tunings)
+        .chain(text::decider(now))
         .chain(times)
         .collect()
 }
@@ -169,6 +170,7 @@ mod tests {
             governors_off: 0,
             pins_lost: 0,
             tunings: Vec::new(),
+            decided_by: None,
             policies: Vec::new(),
         }
     }

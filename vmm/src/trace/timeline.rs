@@ -287,7 +287,7 @@ fn mhz(khz: u32) -> f64 {
     f64::from(khz) / 1000.0
 }
 
-/// What the clamp of a vCPU is by: a program's tuning of its domain, its guest's request beneath a cap
+/// What the clamp of a vCPU is by: a program's tuning of its domain, an operator's policy, its guest's request beneath a cap
 /// of the host's policy, or its guest's request alone.
 fn cause(stats: &Stats, of: &VcpuStats) -> &'static str {
     let is_member = |vcpu: u16| {
@@ -303,6 +303,8 @@ fn cause(stats: &Stats, of: &VcpuStats) -> &'static str {
     };
     if stats.tunings.iter().any(|tuning| is_member(tuning.vcpu)) {
         "tune"
+    } else if stats.decided_by.is_some() {
+        "policy"
     } else if of.pcpu.is_some_and(capped) {
         "guest, capped"
     } else if of.asks_khz.is_some() {

@@ -82,6 +82,11 @@ pub trait RunningBackend: Send + Sync {
 
     /// Adds what is known here of a vCPU, its counters aside.
     fn fill_snapshot(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot);
+
+    /// The name of an operator's policy that decides about requests in the place of the built-in rule,
+    /// and of all that did since the start: how often they were asked, how many answers were outside
+    /// of the VM's limits, and how many there were not.
+    fn decided_by(&self) -> Option<(String, [u64; 3])>;
 }
 
 /// A backend, and whether another path may take its place.

@@ -172,7 +172,12 @@ impl BridgeHandle {
             paths.for_each(|(_, path)| path.sync_counters());
         }
         let mut snapshot = BridgeSnapshot::of(&inner.device, &inner.guest.state);
-        snapshot.tunings = inner.active().tunings.all().to_vec();
+        {
+            let active = inner.active();
+            snapshot.tunings = active.tunings.all().to_vec();
+            let backend = active.backend.as_ref();
+            snapshot.decided_by = backend.and_then(|(_, path)| path.decided_by());
+        }
         for (vcpu, of_vcpu) in (0..=u16::MAX).map(VcpuId).zip(&mut snapshot.vcpus) {
             of_vcpu.thread = inner.thread(vcpu);
             // Not held for all of them: a vCPU that has moved waits for it.

@@ -76,6 +76,8 @@ pub struct BridgeSnapshot {
     pub pins_lost: u64,
     /// What programs on the host have set beside the guest's requests.
     pub tunings: Vec<Tuning>,
+    /// As [`RunningBackend::decided_by`](super::RunningBackend::decided_by).
+    pub decided_by: Option<(String, [u64; 3])>,
 }
 
 /// What was counted of a virtual machine that has ended.
@@ -122,6 +124,7 @@ impl BridgeSnapshot {
             governors_off,
             pins_lost,
             tunings: Vec::new(),
+            decided_by: None,
         }
     }
 }

@@ -257,4 +257,8 @@ impl RunningBackend for ShmPath {
             snapshot.path = AccessPath::Backend(self.name);
         }
     }
+
+    fn decided_by(&self) -> Option<(String, [u64; 3])> {
+        None
+    }
 }
