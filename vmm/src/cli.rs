@@ -15,6 +15,7 @@ use crate::{
         file::{self, Flag},
         serve::{QemuArgs, ServeArgs},
     },
+    policy::PolicyCommand,
     scx::ScxCommand,
     trace::TraceArgs,
     tune::{Lasts, TuneArgs},
@@ -66,6 +67,15 @@ Exit codes:
   0  done: the time is over, or untune has ended it
   2  error: one line on stderr with the cause and the next step; nothing was set
   CMD's, or 128 and the number of the signal that ended it";
+
+const POLICY_HELP: &str = "\
+A policy is a BPF program. It is tried before it is in force, and bounded by the
+guest's own limits then. Its guest is on the path bpf.
+
+Exit codes:
+  0  done
+  2  error: one line on stderr with the cause and the next step; each guest has
+     the policy that it had";
 
 const DOCTOR_HELP: &str = "\
 Exit codes:
@@ -165,6 +175,9 @@ pub enum Command {
         /// What tune has printed, or stats shows
         handle: u64,
     },
+    /// Have a policy of your own decide what a running guest's requests become: load, show, reset
+    #[command(subcommand, after_help = POLICY_HELP)]
+    Policy(PolicyCommand),
     /// Record a running guest's requests, clamps, frequencies, threads and exits, for ui.perfetto.dev
     #[command(after_help = EXIT_CODES)]
     Trace(TraceArgs),

@@ -28,6 +28,7 @@ pub mod message;
 pub mod options;
 pub mod path;
 mod patience;
+pub mod policy;
 pub mod qemu;
 pub mod report;
 pub mod rt_guest;

@@ -16,7 +16,7 @@ use vcpufreq::{
     host_guest::HostGuest,
     lifecycle::{cleanup::Cleaner, guard, state::StateDir},
     message::{chain, print, warn},
-    options, path, qemu, report, run, scx, serve, stats, trace, tune,
+    options, path, policy, qemu, report, run, scx, serve, stats, trace, tune,
 };
 use vcpufreq_host::HostRoot;
 use vcpufreq_vm::layout::CPUFREQ_BASE;
@@ -90,6 +90,7 @@ fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Tune(args) => tune::tune(&args),
         Command::Retune { pid, handle, lasts } => tune::retune(pid, handle, lasts).map(|()| 0),
         Command::Untune { pid, handle } => tune::untune(pid, handle).map(|()| 0),
+        Command::Policy(command) => policy::run(&command),
         Command::Trace(args) => trace::trace(&args),
         Command::Rt(command) => rt::run(&command, vcpufreq_bench::latency_page),
         Command::Scx(command) => scx::run(&command),

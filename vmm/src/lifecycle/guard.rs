@@ -23,6 +23,12 @@ use vcpufreq_host::undo::KernelHost;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::guardian::{DISMISS, ENDS, FREQUENCY, MESSAGE, READY, UNDO};
+#[cfg(feature = "bpf")]
+use super::{
+    guardian::POLICY,
+    policies::PolicyCalls,
+    record_names::{pid_of, policy_socket_of},
+};
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
     lifecycle::record::{NoRecord, Owner, OwnerStatus},
@@ -87,12 +93,17 @@ pub fn guard(pid: u32) -> anyhow::Result<()> {
 /// Answers the VMM's requests until the end of the file, or until it is dismissed. A signal interrupts
 /// at most.
 fn serve(record: &Path) {
+    // The policy that it holds goes with this function: what the VMM leaves has none.
+    #[cfg(feature = "bpf")]
+    let mut policies = PolicyCalls::new(pid_of(record).unwrap_or(0));
     let stdin = io::stdin();
     let Ok(socket) = stdin.as_fd().try_clone_to_owned().map(UnixDatagram::from) else {
         return;
     };
     let mut request = [0; 8];
     loop {
+        #[cfg(feature = "bpf")]
+        policies.until(stdin.as_fd());
         // Without `Stdin`'s buffer, by which a long message would be several requests. A VMM that
         // is killed meanwhile has no use for the answer.
         let _ = match unistd::read(&stdin, &mut request) {
@@ -103,6 +114,12 @@ fn serve(record: &Path) {
                 return;
             }
             Ok(1) if request[0] == DISMISS => socket.send(&[DISMISS]),
+            #[cfg(feature = "bpf")]
+            Ok(1) if request[0] == POLICY => {
+                let listens = policies.listen(&policy_socket_of(record));
+                let errno = listens.map_or_else(errno_of, |()| 0);
+                socket.send(&errno.to_le_bytes())
+            }
             Ok(1) if request[0] == UNDO => socket.send(undo(record).as_bytes()),
             Ok(5) if request[0] == FREQUENCY => {
                 let number = [1, 2, 3, 4].map(|index| request[index]);
@@ -146,11 +163,14 @@ fn answer_event(socket: &UnixDatagram, number: u32) -> io::Result<usize> {
     let sent = match frequency_event(&HostRoot::default(), number) {
         Ok(event) => socket.send_with_fd(&[0u8; 4][..], event.as_raw_fd()),
         Err(error) => {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            return socket.send(&errno.to_le_bytes());
+            return socket.send(&errno_of(error).to_le_bytes());
         }
     };
     Ok(sent?)
+}
+
+fn errno_of(error: io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
 }
 
 fn clean_after(path: &Path) -> anyhow::Result<()> {

@@ -50,6 +50,9 @@ pub const ENDS: &[u8] = b"ends";
 /// The request for an event of a pCPU's frequency, whose number follows in 4 bytes, the lowest
 /// first; the answer is the number of an error, 0 if a file comes with it.
 pub const FREQUENCY: u8 = b'f';
+/// The request to take calls of `vcpufreq policy` at a socket beside the record; the answer is the
+/// number of an error, or 0. It is made before the guest runs; a later one changes nothing.
+pub const POLICY: u8 = b'p';
 /// More than each request and answer has bytes.
 pub const MESSAGE: usize = 64 << 10;
 
@@ -177,6 +180,19 @@ impl GuardianSocket {
             (4, Some(event)) => Ok(event),
             (4, None) => Err(io::Error::from_raw_os_error(i32::from_le_bytes(errno))),
             _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Has it take calls of `vcpufreq policy`.
+    ///
+    /// # Errors
+    /// As bind(2), and when the guardian has ended or doesn't answer.
+    pub fn take_policy_calls(&self) -> io::Result<()> {
+        let mut errno = [0; 4];
+        self.ask(&[POLICY], &mut errno)?;
+        match i32::from_le_bytes(errno) {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
         }
     }
 

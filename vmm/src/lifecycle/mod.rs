@@ -5,6 +5,7 @@ pub mod cleanup;
 pub mod guard;
 pub mod guardian;
 pub mod host_changes;
+pub mod policies;
 pub mod raised;
 pub mod record;
 pub mod record_names;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The names of the files beside a record: `PID.json`, while it is written `PID.json.new`, the socket
-//! `PID.sock`, that for `vcpufreq tune` `PID.tune`, and QEMU's device tree.
+//! `PID.sock`, those for `vcpufreq tune` and `policy` `PID.tune` and `PID.policy`, and QEMU's device tree.
 
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,11 @@ pub fn socket_of(path: &Path) -> PathBuf {
 /// The socket for `vcpufreq tune` of the same VMM.
 pub fn tune_socket_of(path: &Path) -> PathBuf {
     path.with_extension("tune")
+}
+
+/// The socket for `vcpufreq policy` of its guardian.
+pub fn policy_socket_of(path: &Path) -> PathBuf {
+    path.with_extension("policy")
 }
 
 /// The process of a file of the directory, by its name, and whether it is an unfinished file.

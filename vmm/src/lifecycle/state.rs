@@ -13,7 +13,9 @@ use anyhow::Context;
 use vcpufreq_host::undo::{Journal, LockedFile, Untrusted, check_socket, unfinished};
 
 use super::record::{NoRecord, VmmRecord, parse};
-use super::record_names::{is_unfinished, name_of, pid_of, socket_of, tune_socket_of};
+use super::record_names::{
+    is_unfinished, name_of, pid_of, policy_socket_of, socket_of, tune_socket_of,
+};
 
 /// Where root's records are; others have theirs in `$XDG_RUNTIME_DIR/vcpufreq`.
 pub const ROOT_DIR: &str = vcpufreq_host::undo::VMM_DIR;
@@ -84,6 +86,11 @@ impl StateDir {
         tune_socket_of(&self.record_path(pid))
     }
 
+    /// Where the guardian of the VMM `pid` takes calls of `vcpufreq policy`.
+    pub fn policy_socket_path(&self, pid: u32) -> PathBuf {
+        policy_socket_of(&self.record_path(pid))
+    }
+
     /// Writes a record, all of it or nothing.
     ///
     /// # Errors
@@ -145,6 +152,14 @@ impl StateDir {
     /// As [`Self::socket`].
     pub fn tune_socket(&self, pid: u32) -> Result<PathBuf, Untrusted> {
         self.checked(self.tune_socket_path(pid))
+    }
+
+    /// The socket for `vcpufreq policy` of the VMM `pid`, if root or this user made it.
+    ///
+    /// # Errors
+    /// As [`Self::socket`].
+    pub fn policy_socket(&self, pid: u32) -> Result<PathBuf, Untrusted> {
+        self.checked(self.policy_socket_path(pid))
     }
 
     fn checked(&self, path: PathBuf) -> Result<PathBuf, Untrusted> {
@@ -259,7 +274,11 @@ pub fn remove_tree_file(path: &Path) -> io::Result<()> {
 fn remove_all(path: &Path, last: &[&Path]) -> io::Result<()> {
     let journal = journal_of(path);
     let unfinished = unfinished(name_of(path));
-    let sockets = [socket_of(path), tune_socket_of(path)];
+    let sockets = [
+        socket_of(path),
+        tune_socket_of(path),
+        policy_socket_of(path),
+    ];
     let names = sockets.iter().map(|path| name_of(path));
     let last = last.iter().map(|path| name_of(path));
     journal.remove([&*unfinished].into_iter().chain(names).chain(last))?;

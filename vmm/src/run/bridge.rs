@@ -6,8 +6,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use vcpufreq_bridge::shm::{SharedMemory, ShmBackend, ShmRegion};
 use vcpufreq_bridge::{
-    Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, GuestPages, IoeventfdPlan,
-    MmioDevice, Offered, Totals,
+    AccessPath, Backend, Bridge, BridgeConfig, BridgeDevice, BridgeHandle, GuestPages,
+    IoeventfdPlan, MmioDevice, Offered, Totals, VcpuSnapshot,
 };
 use vcpufreq_dt::RegionKind;
 use vcpufreq_host::HostRoot;
@@ -15,6 +15,8 @@ use vcpufreq_vm::{AttachHandler, Cpufreq, kick_signal, layout::CPUFREQ_BASE};
 
 use crate::{
     config::{RunConfig, rt_pcpus},
+    lifecycle::guardian::GuardianSocket,
+    message::warn,
     sandbox::Confined,
     session::{AnsweringThreads, BridgeProgram},
     stats::TimeInState,
@@ -116,6 +118,21 @@ impl GuestBridge {
         let answers =
             AnsweringThreads::start(bridge.handle(), times, (std::process::id(), sandbox));
         Ok((Self { bridge, answers }, cpufreq))
+    }
+
+    /// Has the guardian take calls of `vcpufreq policy`, if there is something to decide. If it
+    /// can't, the built-in rule decides.
+    pub fn take_policy_calls(&self, guardian: &GuardianSocket) {
+        let vcpus = self.handle().snapshot().vcpus;
+        let by_bpf = |vcpu: &VcpuSnapshot| vcpu.path == AccessPath::Backend("bpf");
+        if !vcpus.iter().any(by_bpf) {
+            return;
+        }
+        if let Err(error) = guardian.take_policy_calls() {
+            warn(&format!(
+                "vcpufreq policy won't be answered: {error}; look at the directory's permissions"
+            ));
+        }
     }
 
     /// What the virtual machine's moments go to.

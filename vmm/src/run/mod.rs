@@ -187,6 +187,9 @@ fn run_guest(
         })
         .transpose()?;
     let (bridge, cpufreq) = bridge.unzip();
+    if let Some(bridge) = &bridge {
+        bridge.take_policy_calls(&guardian.socket());
+    }
     let guest = vcpufreq_vm::VmEnvironment {
         hooks: Arc::new(GuestHooks {
             bridge: bridge.as_ref().map(GuestBridge::handle),
