@@ -5,6 +5,8 @@
 pub mod access_cost;
 pub mod architecture;
 pub mod boost;
+#[cfg(feature = "bpf")]
+pub mod clock;
 pub mod console_commands;
 pub mod cur_perf;
 pub mod dips;

@@ -98,6 +98,8 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "stats" => device::stats::run(plan),
         "systemd" => device::systemd::run(plan),
         "trace" => device::trace::run(plan),
+        #[cfg(feature = "bpf")]
+        "policy" => device::policies::run(plan),
         "tune" => device::tune::run(plan),
         "two-guests" => device::two_guests::run(plan),
         "host-fails" => device::failure::host_fails(plan),

@@ -15,6 +15,7 @@ mod limits;
 mod lock_hold;
 mod many;
 mod meddling;
+mod operator;
 mod others;
 mod page;
 mod programs;
@@ -47,6 +48,7 @@ pub fn run(name: &str, plan: &Plan) -> Option<Result<LabVerdict>> {
         "bpf-limits" => Some(limits::run()),
         "bpf-meddling" => Some(meddling::run()),
         "bpf-switch-cost" => Some(others::switch_cost()),
+        "bpf-policy" => Some(operator::run()),
         "bpf-page" => Some(page::run()),
         "bpf-flood" => Some(flood::run()),
         "bpf-calls" => Some(calls::run()),

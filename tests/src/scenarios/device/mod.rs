@@ -35,6 +35,8 @@ pub mod metrics;
 #[cfg(feature = "scenarios")]
 pub mod no_uclamp;
 pub mod opps;
+#[cfg(feature = "bpf")]
+pub mod policies;
 #[cfg(feature = "scenarios")]
 pub mod protected;
 #[cfg(target_arch = "aarch64")]

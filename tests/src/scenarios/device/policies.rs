@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `vcpufreq policy` beside a running guest: the clamp follows a policy that is loaded, the clock that
+//! it reads, its reset and the end of the guardian that holds it, without a request of the guest's.
+//! `policy show` and `stats` name it. What is refused has exit code 2, one line, and changes nothing.
+//! Changes beside a guest that requests lose no request, and cost no exit to the VMM.
+
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use vcpufreq_tests::LabVerdict;
+
+use crate::harness::clock::set_hour;
+use crate::harness::frequency::host_runs_at;
+use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
+use crate::harness::policy::Policy;
+use crate::harness::stats;
+use crate::harness::trace::exits::kvm_statistic;
+use crate::harness::vm::Vm;
+
+/// By the program; `bpf-policy` makes 1,000.
+const CHANGES: u32 = 50;
+const NOBODY: u32 = 65534;
+
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
+    let policies = Policy::all()?;
+    let (vcpu, policy) = last_of(&policies)?;
+    let options = ["--clamp", "floor", "--path", "bpf", "--sum=false"];
+    let mut setup = plan.mirroring(&first_cpus(&policies)).with(&options);
+    setup.silent = true;
+    let mut vm = plan.guest(&setup)?;
+    set_governor(&mut vm, vcpu, "userspace")?;
+    vm.ask(format!("start busy busy {vcpu}"))?;
+    let mut guest = DecidedGuest { vm, vcpu, policy };
+    let follows = guest.follows()?;
+    let refused = guest.refused()?;
+    let changes = guest.changes()?;
+    let ends = guest.ends()?;
+    // Without a guardian it doesn't tidy up.
+    guest.vm.kill()?;
+    let cleaned = Command::new("/bin/vcpufreq").arg("cleanup").output()?;
+    Ok(LabVerdict::default()
+        .part("follows", follows)
+        .part("refused", refused)
+        .part("changes", changes)
+        .part("ends", ends)
+        .check_eq("all is cleaned up", &cleaned.status.code(), Some(0)))
+}
+
+/// A guest whose last vCPU is busy.
+struct DecidedGuest<'a> {
+    vm: Vm,
+    vcpu: usize,
+    policy: &'a Policy,
+}
+
+impl DecidedGuest<'_> {
+    fn follows(&mut self) -> Result<LabVerdict> {
+        let policy = self.policy;
+        let [low, high] = [policy.min(), policy.max()];
+        let [least, most] = [low, high].map(|khz| policy.util(khz));
+        ask_for(&mut self.vm, self.vcpu, low)?;
+        let built_in = self.settled((least, 1024))?;
+        self.load("margin")?;
+        let margin = self.settled((least + least / 10, 1024))?;
+        ask_for(&mut self.vm, self.vcpu, high)?;
+        let limited = self.settled((most, 1024))?;
+        self.load("night")?;
+        let capped = (most / 2, most / 2);
+        let (by_night, runs_at) = set_hour(23, || {
+            let clamp = self.settled(capped)?;
+            Ok((clamp, host_runs_at(policy, &mut self.vm, high)?))
+        })?;
+        let by_day = set_hour(12, || self.settled((most, 1024)))?;
+        let shown = self.shown()?;
+        let stats = stats::of(&self.vm)?;
+        self.reset()?;
+        ask_for(&mut self.vm, self.vcpu, low)?;
+        let reset = self.settled((least, 1024))?;
+        let figures = json!({ "shown": shown, "runs_at_night_khz": runs_at });
+        Ok(LabVerdict::with_figures(figures)
+            .check_eq("the built-in rule", &built_in, (least, 1024))
+            .check_eq(
+                "a margin, without a request",
+                &margin,
+                (least + least / 10, 1024),
+            )
+            .check_eq("a margin's limit", &limited, (most, 1024))
+            .check_eq("a cap by night", &by_night, capped)
+            .check("by which the host runs", runs_at < high, runs_at)
+            .check_eq("none by day, without a request", &by_day, (most, 1024))
+            .check_eq("it is shown", &shown["policy"]["name"], json!("night"))
+            .check("with its questions", shown["policy"]["asked"] != 0, &shown)
+            .check_eq(
+                "stats name it",
+                &stats["decided_by"]["name"],
+                json!("night"),
+            )
+            .check_eq("the built-in rule after a reset", &reset, (least, 1024)))
+    }
+
+    fn refused(&mut self) -> Result<LabVerdict> {
+        let least = self.policy.util(self.policy.min());
+        self.load("margin")?;
+        let pid = self.vm.program().to_string();
+        let mut verdict = LabVerdict::default();
+        let objects = [
+            "policy_nonsense",
+            "policy_loop",
+            "policy_range",
+            "policy_slow",
+            "allowed",
+        ];
+        let bad = objects.map(|name| (format!("/lab/bpf/{name}.bpf.o"), pid.clone(), 0));
+        let good = "/lab/bpf/night.bpf.o".to_owned();
+        let others = [
+            ("/lab/bpf/no-such.bpf.o".to_owned(), pid.clone(), 0),
+            (good.clone(), "1".to_owned(), 0),
+            (good, pid, NOBODY),
+        ];
+        for (file, pid, user) in bad.into_iter().chain(others) {
+            let output = run_as(&["load", &file, "--vm", &pid], user)?;
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let right = output.status.code() == Some(2) && said.lines().count() == 1;
+            verdict = verdict.check(&format!("{file} for {pid} by {user}"), right, said);
+        }
+        let clamp = self.settled((least + least / 10, 1024))?;
+        Ok(verdict.check_eq("the one before stays", &clamp, (least + least / 10, 1024)))
+    }
+
+    /// Beside a guest whose own governor requests.
+    fn changes(&mut self) -> Result<LabVerdict> {
+        let vcpu = self.vcpu;
+        self.vm.ask("stop busy")?;
+        set_governor(&mut self.vm, vcpu, "schedutil")?;
+        self.vm
+            .ask(format!("start load periodic {vcpu} 100000 50000"))?;
+        let before = stats::of(&self.vm)?;
+        let exits = kvm_statistic("mmio_exit_user")?;
+        for number in 0..CHANGES {
+            self.load(["margin", "boost"][usize::from(number % 2 == 1)])?;
+        }
+        let exits = kvm_statistic("mmio_exit_user")? - exits;
+        let after = stats::of(&self.vm)?;
+        self.vm.ask("stop load")?;
+        let of = |stats: &Value| stats["vcpus"][vcpu]["counts"]["requests"].as_u64();
+        let requests = of(&after).zip(of(&before)).map(|(now, then)| now - then);
+        let requests = requests.context("no requests in the stats")?;
+        let settled = stats::of(&self.vm)?;
+        let once = stats::has_one_outcome_each(&settled["vcpus"][vcpu]);
+        let figures = json!({ "changes": CHANGES, "requests": requests });
+        Ok(LabVerdict::with_figures(figures)
+            .check("it requests", requests > 0, requests)
+            .check(
+                "each request has one outcome",
+                once,
+                &settled["vcpus"][vcpu],
+            )
+            .check_eq("no access exits to the VMM", &exits, 0))
+    }
+
+    /// The end of what holds the policy is the policy's.
+    fn ends(&mut self) -> Result<LabVerdict> {
+        let least = self.policy.util(self.policy.min());
+        let vcpu = self.vcpu;
+        set_governor(&mut self.vm, vcpu, "userspace")?;
+        ask_for(&mut self.vm, vcpu, self.policy.min())?;
+        self.load("margin")?;
+        let margin = self.settled((least + least / 10, 1024))?;
+        kill(guardian_of(self.vm.program())?, Signal::SIGKILL)?;
+        let back = self.settled((least, 1024))?;
+        let pid = self.vm.program().to_string();
+        let gone = policy(&["show", "--vm", &pid])?;
+        Ok(LabVerdict::default()
+            .check_eq("it is in force", &margin, (least + least / 10, 1024))
+            .check_eq("the built-in rule is back", &back, (least, 1024))
+            .check_eq("there is nobody to ask", &gone.status.code(), Some(2)))
+    }
+
+    fn settled(&self, clamp: (u32, u32)) -> Result<(u32, u32)> {
+        self.vm.settled_clamp(self.vcpu, clamp)
+    }
+
+    fn load(&self, name: &str) -> Result<()> {
+        let (file, pid) = (format!("/lab/bpf/{name}.bpf.o"), self.vm.program());
+        succeeded(&["load", &file, "--vm", &pid.to_string()]).map(drop)
+    }
+
+    fn reset(&self) -> Result<()> {
+        succeeded(&["reset", "--vm", &self.vm.program().to_string()]).map(drop)
+    }
+
+    /// What `policy show` has of it.
+    fn shown(&self) -> Result<Value> {
+        let all = succeeded(&["show", "--json"])?;
+        let all: Vec<Value> = serde_json::from_slice(&all)?;
+        let pid = self.vm.program();
+        let mut own = all.into_iter().filter(|one| one["pid"] == pid);
+        own.next().context("the guest isn't shown")
+    }
+}
+
+fn policy(words: &[&str]) -> Result<Output> {
+    run_as(words, 0)
+}
+
+fn run_as(words: &[&str], user: u32) -> Result<Output> {
+    let mut command = Command::new("/bin/vcpufreq");
+    Ok(command.arg("policy").args(words).uid(user).output()?)
+}
+
+fn succeeded(words: &[&str]) -> Result<Vec<u8>> {
+    let output = policy(words)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{words:?}: {said}");
+    Ok(output.stdout)
+}
+
+fn guardian_of(vmm: u32) -> Result<Pid> {
+    let wanted = format!("\0guardian\0{vmm}\0");
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let pid = entry.file_name();
+        let Some(pid) = pid.to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // One that ends meanwhile is another one.
+        let line = fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
+        if line.contains(&wanted) {
+            return Ok(Pid::from_raw(pid));
+        }
+    }
+    anyhow::bail!("process {vmm} has no guardian")
+}
