@@ -8,7 +8,7 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     path::Path,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use nix::{
@@ -22,7 +22,7 @@ use vcpufreq_host_bpf::OperatorVm;
 
 use super::wire::{LINE, OBJECT, PolicyAnswer, PolicyVerb, ShownPolicy, is_name};
 
-/// How long a client may hold the guardian up.
+/// How long a client may hold the guardian up, in all: it undoes what its VMM has left.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait if a client can't be accepted.
 const RETRY: Duration = Duration::from_millis(10);
@@ -92,9 +92,9 @@ impl PolicyCalls {
             return Ok(());
         }
         client.set_nonblocking(false)?;
-        client.set_read_timeout(Some(PATIENCE))?;
         client.set_write_timeout(Some(PATIENCE))?;
-        let mut input = BufReader::new(client);
+        let until = Instant::now() + PATIENCE;
+        let mut input = BufReader::new(TimedInput { client, until });
         let mut line = Vec::new();
         (&mut input).take(LINE).read_until(b'\n', &mut line)?;
         let done = PolicyVerb::read(&line).and_then(|call| self.carry_out(call, input));
@@ -152,6 +152,23 @@ impl PolicyCalls {
             since_unix_ms: u64::try_from(since).unwrap_or(u64::MAX),
         });
         Ok(())
+    }
+}
+
+/// What a client sends, until then.
+struct TimedInput<'a> {
+    client: &'a UnixStream,
+    until: Instant,
+}
+
+impl io::Read for TimedInput<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.client.set_read_timeout(Some(left))?;
+        self.client.read(buffer)
     }
 }
 
@@ -233,6 +250,21 @@ mod tests {
             };
             assert!(why.contains(said) && !why.contains('\n'), "{why}");
         }
+    }
+
+    #[test]
+    fn what_comes_too_late_is_not_read() {
+        let (client, mut other) = UnixStream::pair().unwrap();
+        other.write_all(b"ab").unwrap();
+        let mut input = TimedInput {
+            client: &client,
+            until: Instant::now() + Duration::from_secs(600),
+        };
+        let mut byte = [0];
+        assert_eq!(input.read(&mut byte).unwrap(), 1);
+        input.until = Instant::now();
+        let late = input.read(&mut byte).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
     }
 
     #[test]
