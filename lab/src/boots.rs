@@ -78,7 +78,7 @@ const BOOTS: &[Boot] = &[
     boot(Long, 105, "2+2", &["tune"]),
     boot(Long, 60, "2+2", &["policy"]),
     // Each of its 1,000 changes is four programs that the emulated host verifies.
-    boot(Long, 900, "2+2", &["bpf-policy"]),
+    boot(Long, 300, "2+2", &["bpf-policy"]),
     Boot {
         sampled: &["no-dip:fifo", "unpinned", "guest-facts:stolen", "caps"],
         ..boot(Long, 120, "2+2", &[])

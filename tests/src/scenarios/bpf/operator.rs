@@ -154,7 +154,8 @@ fn change(operator: &mut OperatorVm, policies: &[Vec<u8>; 2]) -> Result<()> {
 }
 
 fn changes(vcpu: &mut TinyVcpu, operator: &mut OperatorVm) -> Result<LabVerdict> {
-    let policies = [object("margin")?, object("boost")?];
+    // The last of an even number of changes is to the second one, whose answer depends on no time.
+    let policies = [object("boost")?, object("margin")?];
     let before = vcpu.counters()?;
     let (mut written, mut exits) = (0, 0);
     let done = AtomicBool::new(false);
@@ -186,7 +187,7 @@ fn changes(vcpu: &mut TinyVcpu, operator: &mut OperatorVm) -> Result<LabVerdict>
     let low = vcpu.policy.min();
     let least = vcpu.policy.util(low);
     let last = clamp_of(vcpu, low)?;
-    let decided = [(least + least / 10, 1024), (least, 1024)];
+    let decided = (least + least / 10, 1024);
     let figures = json!({
         "changes": CHANGES, "requests": requests, "asked": after.asked - before.asked,
         "virtual_ms": begun.elapsed().as_millis(), "missed": vcpu.host.missed(),
@@ -196,5 +197,5 @@ fn changes(vcpu: &mut TinyVcpu, operator: &mut OperatorVm) -> Result<LabVerdict>
         .check_eq("each is set before the guest goes on", &set, written)
         .check_eq("none exits", &exits, 0)
         .check_eq("each question is answered", &silent, 0)
-        .check("the last one counts", decided.contains(&last), last))
+        .check_eq("the last one counts", &last, decided))
 }
