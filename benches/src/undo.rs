@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use vcpufreq_host::ignored_signals;
 use vcpufreq_host::undo::{
     ABSENT, Format, Journal, JournalScope, KernelHost, LockedFile, OldValue, Owner, OwnerStatus,
-    ReadHost as _, Target, ValueNow, from_text,
+    ReadHost as _, Target, ValueNow, read_strictly,
 };
 
 use crate::machine::SCHEDUTIL;
@@ -332,7 +332,7 @@ fn by_record(
     let Some(record) = journal.read(name).with_context(damaged)? else {
         return Ok(Default::default());
     };
-    let mut record: BenchRecord = from_text(&record).with_context(damaged)?;
+    let mut record: BenchRecord = read_strictly(&record).with_context(damaged)?;
     match record.owner.status(host) {
         OwnerStatus::InUse => return Ok(Default::default()),
         OwnerStatus::Unseen => bail!(

@@ -127,8 +127,8 @@ impl Choice {
                 continue;
             }
             let newest = ARCHITECTURES.map(|architecture| built.newest(lists, architecture));
-            // Of what only one architecture has, nothing has to agree. If stable has it for the other,
-            // that gets it: what is installed for both wants it, by name or as a dependency.
+            // What only one architecture has needs no agreement. But if stable has it for both, the
+            // other one may get stable's, by name or as a dependency.
             let of_one = newest.contains(&None)
                 && !lists.both_want(&built)
                 && !lists.stable_has_for_both(&built);

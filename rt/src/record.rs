@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, io};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use vcpufreq_host::undo::{BOOT_ID, Journal, OldValue, Owner, ReadHost, Untrusted, from_text};
+use vcpufreq_host::undo::{BOOT_ID, Journal, OldValue, Owner, ReadHost, Untrusted, read_strictly};
 
 use crate::{
     partition::{self, Partition, PartitionError},
@@ -90,7 +90,7 @@ impl Record {
             Err(why) => return Err(RecordError::Untrusted(why)),
         };
         let record: Self =
-            from_text(&text).map_err(|error| RecordError::Wrong(error.to_string()))?;
+            read_strictly(&text).map_err(|error| RecordError::Wrong(error.to_string()))?;
         record.check()?;
         Ok(Some(record))
     }

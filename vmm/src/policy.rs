@@ -5,7 +5,6 @@
 use std::{
     fs::File,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     str::FromStr,
     time::{Duration, SystemTime},
@@ -23,6 +22,7 @@ use crate::{
     message::{print, printable},
     patience::patience,
     stats,
+    sys::connect_now,
 };
 
 /// How long a guardian may take to answer; it tries a policy in less than a second.
@@ -165,12 +165,13 @@ fn call(
     object: &[u8],
 ) -> anyhow::Result<Option<ShownPolicy>> {
     let path = dir.policy_socket(pid)?;
-    let stream = UnixStream::connect(&path).with_context(|| {
+    let stream = connect_now(&path).with_context(|| {
         format!(
-            "process {pid} takes no policy: there is no guardian of a guest on the path bpf at {}",
+            "process {pid} takes no policy: there is no guardian of a guest on the path bpf at {}, or it is busy; try again",
             path.display()
         )
     })?;
+    stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let sent = (&stream).write_all(verb.line()?.as_bytes());

@@ -33,11 +33,11 @@ pub(super) struct PolicyTrial {
     pub requests: Vec<u32>,
 }
 
-/// The rule as a VM's programs have it, without a VM.
+/// Tries policies by the rule as a VM's programs have it, without a VM.
 #[derive(Debug)]
-pub(super) struct PolicyCourt(Object);
+pub(super) struct PolicyJudge(Object);
 
-impl PolicyCourt {
+impl PolicyJudge {
     pub(super) fn new() -> Result<Self, BpfError> {
         let open = objects::open(JUDGE)?;
         explained("loading the BPF programs", || open.load()).map(Self)
@@ -118,10 +118,10 @@ fn asks(trial: &PolicyTrial) -> impl Iterator<Item = PolicyAsk> {
     })
 }
 
-fn try_on(court: &Object, ask: &PolicyAsk) -> Result<(), BpfError> {
+fn try_on(judge: &Object, ask: &PolicyAsk) -> Result<(), BpfError> {
     let mut least = u64::MAX;
     for _ in 0..TRIES {
-        least = least.min(run(court, ask)?);
+        least = least.min(run(judge, ask)?);
         if least <= MOST_NS {
             return Ok(());
         }
@@ -135,17 +135,17 @@ fn try_on(court: &Object, ask: &PolicyAsk) -> Result<(), BpfError> {
 }
 
 /// How long it takes, in ns.
-fn run(court: &Object, ask: &PolicyAsk) -> Result<u64, BpfError> {
+fn run(judge: &Object, ask: &PolicyAsk) -> Result<u64, BpfError> {
     let mut context = ask.bytes();
     let input = ProgramInput {
         context_in: Some(&mut context),
         ..ProgramInput::default()
     };
-    let mut programs = court.progs_mut();
+    let mut programs = judge.progs_mut();
     let program = programs.next().map(|program| program.test_run(input));
     let output = program.transpose().map_err(refused("trying the policy"))?;
     let outcome = output.map_or(SILENT, |output| output.return_value);
-    let calls = court.maps().find(|map| map.name() == "policy_calls");
+    let calls = judge.maps().find(|map| map.name() == "policy_calls");
     let call = calls.map(|calls| calls.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY));
     let call = call.transpose().map_err(refused("reading the answer"))?;
     let call = call.flatten().unwrap_or_default();

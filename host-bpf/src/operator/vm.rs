@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 
-use super::judge::{PolicyCourt, PolicyTrial};
+use super::judge::{PolicyJudge, PolicyTrial};
 use super::object::{AttachedPolicy, PolicyPlace};
 use super::programs::VmPrograms;
 use crate::error::BpfError;
@@ -27,7 +27,7 @@ pub struct OperatorVm {
     vm: Mapped<VmEntry>,
     vcpus: Mapped<VcpuEntry>,
     programs: VmPrograms,
-    court: PolicyCourt,
+    judge: PolicyJudge,
     /// What was counted when the policy came.
     before: [u64; 3],
 }
@@ -45,7 +45,7 @@ impl OperatorVm {
             vm: mapped(&programs.vm)?,
             vcpus: mapped(&programs.vcpus)?,
             programs,
-            court: PolicyCourt::new()?,
+            judge: PolicyJudge::new()?,
             before: [0; 3],
         })
     }
@@ -55,7 +55,7 @@ impl OperatorVm {
     /// # Errors
     /// [`BpfError::Policy`] and [`BpfError::Refused`]: why it is refused.
     pub fn judge(&self, object: &[u8]) -> Result<(), BpfError> {
-        self.court.judge(object, &self.trials()?)
+        self.judge.judge(object, &self.trials()?)
     }
 
     /// Puts a policy into force in the place of the one before, after a trial.

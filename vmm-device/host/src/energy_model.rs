@@ -40,8 +40,8 @@ pub fn of_cpus(root: &HostRoot, cpus: &CpuList) -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// The unit of a domain's power in µW; `None` where it is no power, or in one of two units. Linux 5.11 to 5.15 have
-/// `units` in the place of flags.
+/// The unit of a domain's power in µW; `None` where it is no power, and where flags may mean two units
+/// and the kernel's version is unknown. Linux 5.11 to 5.15 have `units` in the place of flags.
 fn unit_uw(root: &HostRoot, dir: &str) -> Option<u32> {
     let Some(flags) = root.text(format!("{dir}/flags")) else {
         let units = root.text(format!("{dir}/units"))?;

@@ -359,8 +359,8 @@ impl<'a> VcpuResolver<'a> {
     }
 
     /// A domain follows the policy, a cluster the topology: either can have several of the other.
-    /// Threads of one core are vCPUs that stay on different threads of one: another vCPU is a core of
-    /// its own.
+    /// vCPUs that are pinned to different threads of one core are threads of one core too. Any other
+    /// vCPU is a core of its own.
     fn place(&mut self, pcpu: Option<&Pcpu>, pin: &CpuList) -> CpuPlace {
         let Some(pcpu) = pcpu.filter(|_| self.mirror) else {
             return CpuPlace::default();

@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use vcpufreq_host::undo::{
-    GuestCpus, JournalEntry, JournalScope, KernelHost, ReadHost, Unread, Untrusted, from_text,
+    GuestCpus, JournalEntry, JournalScope, KernelHost, ReadHost, Unread, Untrusted, read_strictly,
 };
 pub use vcpufreq_host::undo::{Owner, OwnerStatus};
 use vcpufreq_host::{AdoptedGroups, HostRoot, RaisedGroups};
@@ -163,7 +163,7 @@ pub fn known(record: &anyhow::Result<VmmRecord>) -> Option<&VmmRecord> {
 
 /// A record in a text, and what else is there that this version doesn't know.
 pub fn parse(text: &str) -> serde_json::Result<(VmmRecord, Option<String>)> {
-    let why = match from_text(text) {
+    let why = match read_strictly(text) {
         Ok(record) => return Ok((record, None)),
         Err(why) => why,
     };

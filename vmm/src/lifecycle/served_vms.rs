@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vcpufreq_host::HostRoot;
-use vcpufreq_host::undo::{Journal, KernelHost, Untrusted, from_text, unfinished};
+use vcpufreq_host::undo::{Journal, KernelHost, Untrusted, read_strictly, unfinished};
 
 use super::record::{Owner, OwnerStatus};
 use super::state::StateDir;
@@ -87,7 +87,7 @@ impl StateDir {
             let Some(text) = journal.read(&name)?.filter(|_| name.ends_with(SUFFIX)) else {
                 continue;
             };
-            match from_text::<KeptVm>(&text) {
+            match read_strictly::<KeptVm>(&text) {
                 Ok(vm) => running.kept.push(vm),
                 Err(why) if host.path(format!("proc/{pid}")).exists() => {
                     let path = self.path().join(&name);

@@ -154,7 +154,7 @@ fn all_loads(vm: &mut Vm) -> Result<LabVerdict> {
         // All of them at once are more than the one stream of instructions can carry.
         "--others",
         "0-1",
-        // Each is above it.
+        // Each latency is above that.
         "--spike-us",
         "1",
     ];

@@ -229,8 +229,8 @@ impl SharedMemory {
         power.for_each(|(offset, microwatts)| describe(offset, *microwatts));
     }
 
-    /// Writes all of that again, and the header. Whether something else was described there: the guest
-    /// was another host's, by a snapshot or a migration, or it has written that.
+    /// Writes all of that again, and the header. Returns whether other values were there: a snapshot or a
+    /// migration has brought another host's, or the guest has written them.
     pub fn tell_again(&self) -> bool {
         self.write_header();
         let mut differs = false;

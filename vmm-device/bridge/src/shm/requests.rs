@@ -80,7 +80,8 @@ pub struct ShmRequests {
     answering: Mutex<Option<VcpuId>>,
     looks: Mutex<Looks>,
     embedder: Arc<dyn Embedder>,
-    /// Whether that has been told that the guest was another host's: a guest can make it look so.
+    /// Whether `embedder` was warned that the guest comes from another host. Any guest can bring that
+    /// about, so it is one line.
     told: AtomicBool,
 }
 

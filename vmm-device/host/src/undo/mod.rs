@@ -2,9 +2,9 @@
 //! Changes of a host that end with the program that made them: on record before they are made, and
 //! undone by that record in any process, after kill -9 too.
 //!
-//! A program has a [`Journal`], a folder of records that no other user could have written. A record
-//! tells whose it is, by its [`Owner`] or by the boot that it is of, and lists what is changed: [`JournalEntry`] of a VMM,
-//! [`OldValue`] of others.
+//! A program has a [`Journal`], a folder of records that no other user could have written. A record has
+//! its [`Owner`], or the boot that it is of. It lists the changes: a VMM's has [`JournalEntry`]s, others
+//! have [`OldValue`]s.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ pub use old_value::{OldValue, ValueNow};
 pub use own_dir::{Untrusted, check_socket, is_trusted};
 pub use owner::{BOOT_ID, Owner, OwnerStatus};
 pub use scope::JournalScope;
-pub use strict::from_text;
+pub use strict::read_strictly;
 pub use target::{ABSENT, THERE, Target};
 pub use thread_stat::{ThreadStat, users};
 pub use value::{Format, scheduling};

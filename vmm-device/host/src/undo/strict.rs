@@ -4,13 +4,12 @@
 use serde::{Serialize, de::DeserializeOwned, de::Error as _};
 use serde_json::Value;
 
-/// Reads a record that has nothing besides what this version writes: a field that it doesn't know may
-/// be a condition of the change. Serde ignores such fields, and refuses them in no type that is read
-/// leniently elsewhere.
+/// Reads a record that has no field which this version doesn't write: such a field may be a condition
+/// of the change. Serde could refuse it too, but then nobody could read what is known of the record.
 ///
 /// # Errors
 /// As [`serde_json::from_str`], and the first field that is unknown.
-pub fn from_text<T: DeserializeOwned + Serialize>(text: &str) -> serde_json::Result<T> {
+pub fn read_strictly<T: DeserializeOwned + Serialize>(text: &str) -> serde_json::Result<T> {
     let record: T = serde_json::from_str(text)?;
     let written: Value = serde_json::from_str(text)?;
     let known = serde_json::to_value(&record)?;
@@ -51,15 +50,15 @@ mod tests {
 
     #[test]
     fn an_unknown_field_is_an_error_at_any_depth() {
-        let value: OldValue = from_text(FILE).unwrap();
+        let value: OldValue = read_strictly(FILE).unwrap();
         let entry = format!(r#"[{{"file":{FILE}}}]"#);
-        let entries: Vec<JournalEntry> = from_text(&entry).unwrap();
+        let entries: Vec<JournalEntry> = read_strictly(&entry).unwrap();
         assert_eq!(entries, [JournalEntry::File(value)]);
         for with in [
             entry.replace("\"old\"", "\"more\":1,\"old\""),
             entry.replace("\"path\"", "\"more\":[],\"path\""),
         ] {
-            let why = from_text::<Vec<JournalEntry>>(&with).unwrap_err();
+            let why = read_strictly::<Vec<JournalEntry>>(&with).unwrap_err();
             assert_eq!(why.to_string(), "unknown field `more`", "{with}");
         }
     }
@@ -67,6 +66,6 @@ mod tests {
     #[test]
     fn an_unknown_field_without_a_value_is_none() {
         let with = FILE.replace("\"old\"", "\"more\":null,\"old\"");
-        from_text::<OldValue>(&with).unwrap();
+        read_strictly::<OldValue>(&with).unwrap();
     }
 }
