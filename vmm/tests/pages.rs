@@ -196,7 +196,10 @@ fn shells_complete_the_options_of_help_alone() {
     }
     let all: BTreeSet<String> = commands.iter().flat_map(names).collect();
     assert_eq!(of_zsh(&zsh), all);
-    for text in [bash, fish, zsh] {
-        assert!(!text.contains("guardian"), "a hidden command");
+    let of_a_command = ["vcpufreq,NAME", "-a \"NAME\"", "'NAME:"];
+    for (text, command) in [bash, fish, zsh].iter().zip(of_a_command) {
+        assert!(text.contains(&command.replace("NAME", "serve")));
+        let hidden = command.replace("NAME", "guardian");
+        assert!(!text.contains(&hidden), "a hidden command");
     }
 }

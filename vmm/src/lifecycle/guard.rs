@@ -120,7 +120,12 @@ fn serve(record: &Path) {
                 let errno = listens.map_or_else(errno_of, |()| 0);
                 socket.send(&errno.to_le_bytes())
             }
-            Ok(1) if request[0] == UNDO => socket.send(undo(record).as_bytes()),
+            Ok(1) if request[0] == UNDO => {
+                // Nothing would be the end of the file.
+                let text = undo_recorded(record).join("\n") + "\n";
+                let text: String = text.chars().take(MESSAGE / 4).collect();
+                socket.send(text.as_bytes())
+            }
             Ok(5) if request[0] == FREQUENCY => {
                 let number = [1, 2, 3, 4].map(|index| request[index]);
                 answer_event(&socket, u32::from_le_bytes(number))
@@ -138,8 +143,8 @@ fn is_there(record: &Path) -> bool {
     record.symlink_metadata().is_ok()
 }
 
-/// Undoes what a living VMM changed. What is left, a line each; an empty line if nothing is.
-fn undo(path: &Path) -> String {
+/// Undoes what a living VMM changed by its record at `path`. What is left, a line each.
+pub fn undo_recorded(path: &Path) -> Vec<String> {
     let host = HostRoot::default();
     let cleaner = Cleaner {
         patience: LEAVING,
@@ -153,10 +158,7 @@ fn undo(path: &Path) -> String {
         vcpufreq_host_bpf::sweep();
         Ok(cleaner.end(&dir, &record, &mut Cleaned::default()))
     };
-    let left = undone().unwrap_or_else(|why| vec![chain(&why)]);
-    // Nothing would be the end of the file.
-    let text = left.join("\n") + "\n";
-    text.chars().take(MESSAGE / 4).collect()
+    undone().unwrap_or_else(|why| vec![chain(&why)])
 }
 
 fn answer_event(socket: &UnixDatagram, number: u32) -> io::Result<usize> {

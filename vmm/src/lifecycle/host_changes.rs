@@ -2,13 +2,16 @@
 //! What a running VMM changes on its host. Record and guardian come before the first change, and go
 //! after the last is undone.
 
+use std::sync::Arc;
+
 use anyhow::{anyhow, bail};
 use vcpufreq_host::HostRoot;
 use vcpufreq_host::undo::{JournalEntry, KernelHost, Vcpus};
 
 use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
-    lifecycle::guardian::Guardian,
+    lifecycle::guard::undo_recorded,
+    lifecycle::guardian::{Guardian, GuardianSocket},
     lifecycle::record::{VmmRecord, known},
     lifecycle::state::StateDir,
 };
@@ -16,7 +19,8 @@ use crate::{
 /// What this VMM has changed on the host, as recorded.
 #[derive(Debug)]
 pub struct HostChanges {
-    guardian: Guardian,
+    /// None: this process undoes them by itself.
+    guardian: Option<Guardian>,
 }
 
 impl HostChanges {
@@ -26,11 +30,34 @@ impl HostChanges {
     /// # Errors
     /// Why there can't be a record or a guardian, or which guest has one of the pCPUs. Nothing is
     /// left then, or it is a line too, and the guardian stays on guard for it.
-    pub fn begin(mut record: VmmRecord, report: impl Fn(&str)) -> anyhow::Result<Self> {
+    pub fn begin(
+        record: VmmRecord,
+        report: impl Fn(&str),
+    ) -> anyhow::Result<(Self, Arc<GuardianSocket>)> {
+        put_back_of_dead(&StateDir::of_user()?, &HostRoot::default(), &report)?;
+        let guardian = Guardian::start()?;
+        let socket = guardian.socket();
+        Ok((Self::write(record, Some(guardian), report)?, socket))
+    }
+
+    /// The same without a guardian: if this process is killed, `vcpufreq cleanup` undoes the changes, or
+    /// the next VMM does.
+    ///
+    /// # Errors
+    /// Why there can't be a record, or which guest has one of the pCPUs. Nothing is left then, or it is
+    /// a line too.
+    pub fn begin_unguarded(record: VmmRecord, report: impl Fn(&str)) -> anyhow::Result<Self> {
+        put_back_of_dead(&StateDir::of_user()?, &HostRoot::default(), &report)?;
+        Self::write(record, None, report)
+    }
+
+    fn write(
+        mut record: VmmRecord,
+        guardian: Option<Guardian>,
+        report: impl Fn(&str),
+    ) -> anyhow::Result<Self> {
         let host = HostRoot::default();
         let dir = StateDir::of_user()?;
-        put_back_of_dead(&dir, &host, &report)?;
-        let guardian = Guardian::start()?;
         let begun = write_alone(&dir, &host, &mut record);
         match begun.and_then(|()| record.raise(&dir, &host)) {
             Ok(()) => Ok(Self { guardian }),
@@ -40,15 +67,15 @@ impl HostChanges {
                 only.entries.retain(JournalEntry::is_of_others);
                 let left = Cleaner::new(&host).end(&dir, &only, &mut Cleaned::default());
                 left.iter().for_each(|why| report(why));
-                guardian.dismiss();
+                Self { guardian }.end();
                 Err(error)
             }
         }
     }
 
-    /// The guardian.
-    pub fn guardian(&self) -> &Guardian {
-        &self.guardian
+    /// The guardian, if there is one.
+    pub fn guardian(&self) -> Option<&Guardian> {
+        self.guardian.as_ref()
     }
 
     /// Starts another guardian in the place of one that has ended.
@@ -56,19 +83,22 @@ impl HostChanges {
     /// # Errors
     /// As [`Guardian::start`].
     pub fn guard_again(&mut self) -> anyhow::Result<()> {
-        let ended = std::mem::replace(&mut self.guardian, Guardian::start()?);
-        ended.dismiss();
+        let ended = self.guardian.replace(Guardian::start()?);
+        ended.into_iter().for_each(Guardian::dismiss);
         Ok(())
     }
 
-    /// Has the guardian undo everything. The vCPU threads have ended. What was undone before is no
-    /// error.
+    /// Undoes everything, or has the guardian do that. The vCPU threads have ended. What was undone
+    /// before is no error.
     ///
     /// # Errors
     /// All that could not be undone. The guardian stays and tries again when this
     /// process is gone.
     pub fn undo(&self) -> anyhow::Result<()> {
-        let left = self.guardian.socket().undo()?;
+        let left = match &self.guardian {
+            Some(guardian) => guardian.socket().undo()?,
+            None => undo_recorded(&StateDir::of_user()?.record_path(std::process::id())),
+        };
         if left.iter().any(|line| !line.is_empty()) {
             bail!("not all is as it was: {}", left.join("; "));
         }
@@ -77,7 +107,7 @@ impl HostChanges {
 
     /// Ends the guardian, if nothing is left to undo.
     pub fn end(self) {
-        self.guardian.dismiss();
+        self.guardian.into_iter().for_each(Guardian::dismiss);
     }
 }
 

@@ -22,7 +22,7 @@ pub struct ServeArgs {
     pub served: ServedArgs,
 }
 
-/// Where `serve` waits for a VMM, and for whose.
+/// What `serve` takes beside a VM: where it waits for a VMM, and for whose.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct ListenArgs {
     /// The socket that the VMM's ivshmem-doorbell connects to
@@ -39,6 +39,10 @@ pub struct ListenArgs {
     /// and resets [default: by the threads' names]
     #[arg(long, value_name = "PATH")]
     pub qmp: Option<PathBuf>,
+    /// Put the host back without a guardian; after kill -9 it stays changed
+    /// until vcpufreq cleanup, which a unit runs by ExecStopPost=
+    #[arg(long)]
+    pub no_guardian: bool,
 }
 
 /// Options of `qemu`.

@@ -27,7 +27,7 @@ use crate::{
     events::{self, EventReport, EventWriter},
     kernel_version::host_headroom,
     lifecycle::{
-        guardian::Guardian,
+        guardian::GuardianSocket,
         host_changes::HostChanges,
         record::{VmmRecord, owner_of},
     },
@@ -92,11 +92,11 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
         ..VmmRecord::new(owner_of(&host, std::process::id())?)
     };
     let sandbox = Sandbox::by(config.options.sandbox, warn)?.map(Arc::new);
-    let changes = HostChanges::begin(record, warn)?;
+    let (changes, guardian) = HostChanges::begin(record, warn)?;
     let confined = sandbox.map(|sandbox| {
         Arc::new(Confined {
             sandbox,
-            guardian: Some(changes.guardian().socket()),
+            guardian: Some(guardian.clone()),
         })
     });
     let still = applied.as_ref().map(|applied| applied.check_still(&kernel));
@@ -106,8 +106,7 @@ pub fn run(options: RunArgs) -> anyhow::Result<u8> {
         .and_then(|()| rt.lock_memory());
     // From here on the record keeps apply and restore off.
     drop(applied);
-    let ran = begun
-        .and_then(|()| run_and_report((config, confined), (&host, changes.guardian()), offer, rt));
+    let ran = begun.and_then(|()| run_and_report((config, confined), (&host, guardian), offer, rt));
     let erased = changes.undo();
     changes.end();
     let code = ran?;
@@ -137,7 +136,7 @@ pub(crate) fn configuration(options: RunArgs, host: &HostCpus) -> anyhow::Result
 
 fn run_and_report(
     (config, confined): (RunConfig, Option<Arc<Confined>>),
-    (host, guardian): (&HostRoot, &Guardian),
+    (host, guardian): (&HostRoot, Arc<GuardianSocket>),
     offer: Option<HostOffer>,
     rt: RtGuest,
 ) -> anyhow::Result<u8> {
@@ -161,7 +160,7 @@ fn run_and_report(
 }
 
 fn run_guest(
-    (config, (host, guardian), rt): (RunConfig, (&HostRoot, &Guardian), RtGuest),
+    (config, (host, guardian), rt): (RunConfig, (&HostRoot, Arc<GuardianSocket>), RtGuest),
     (offer, confined): (Option<HostOffer>, Option<Arc<Confined>>),
     stats: &Arc<EventStats>,
 ) -> anyhow::Result<(RunReport, Option<Totals>)> {
@@ -188,14 +187,14 @@ fn run_guest(
         .transpose()?;
     let (bridge, cpufreq) = bridge.unzip();
     if let Some(bridge) = &bridge {
-        bridge.take_policy_calls(&guardian.socket());
+        bridge.take_policy_calls(&guardian);
     }
     let guest = vcpufreq_vm::VmEnvironment {
         hooks: Arc::new(GuestHooks {
             bridge: bridge.as_ref().map(GuestBridge::handle),
             rt,
             sandbox: confined.map(|confined| (confined.sandbox.clone(), limits(&config))),
-            guardian: guardian.socket().into(),
+            guardian: guardian.into(),
         }),
         cpufreq,
         console: config.options.console.clone(),

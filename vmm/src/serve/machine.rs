@@ -21,7 +21,7 @@ use super::{
     vm_process::{Order, VmProcess},
 };
 use crate::{
-    lifecycle::host_changes::HostChanges,
+    lifecycle::{guardian::Guardian, host_changes::HostChanges},
     message::{chain, warn},
     patience::{patience, patiently},
 };
@@ -140,7 +140,11 @@ impl ServedVm {
 
     /// A file that is readable when the guardian has ended, until [`Self::guard_again`].
     pub fn guardian_ended(&self) -> Option<BorrowedFd<'_>> {
-        (!self.is_unguarded).then(|| self.changes.guardian().ended())
+        self.guardian().map(Guardian::ended)
+    }
+
+    fn guardian(&self) -> Option<&Guardian> {
+        self.changes.guardian().filter(|_| !self.is_unguarded)
     }
 
     /// Starts another guardian in the place of one that has ended, with a line.
@@ -249,7 +253,7 @@ impl ServedVm {
     /// over, or served again. The error is a cgroup, clamp or pin that can't be put back, which stays
     /// in the record.
     pub fn end(mut self) -> (LeftVmm, anyhow::Result<()>) {
-        if self.guardian_ended().is_some() && self.changes.guardian().has_ended() {
+        if self.guardian().is_some_and(Guardian::has_ended) {
             self.guard_again();
         }
         let counts = self.process.end();

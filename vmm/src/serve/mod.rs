@@ -59,6 +59,7 @@ pub fn serve(options: ServeArgs) -> anyhow::Result<u8> {
     let mut served = Served::check(options.served, HostRoot::default())?;
     let user = options.listen.user.as_deref().map(user_of).transpose()?;
     let listen = options.listen;
+    served.has_guardian = !listen.no_guardian;
     let allowed = Allowed {
         user,
         pid: listen.pid,

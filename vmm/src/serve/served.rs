@@ -32,6 +32,8 @@ pub struct Served {
     /// How requests reach the host's scheduler.
     pub(super) actuator: ActuatorChoice,
     pub(super) host: HostRoot,
+    /// Whether a guardian puts back what the server changes.
+    pub(super) has_guardian: bool,
     /// The file of --events, which the bridges of this server share.
     pub(super) events: Option<File>,
 }
@@ -71,6 +73,7 @@ impl Served {
             options,
             vcpus,
             host,
+            has_guardian: true,
             events: None,
         };
         served.check_real_time()?;

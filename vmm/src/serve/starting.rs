@@ -129,7 +129,11 @@ impl Starting<'_> {
         // It stays so until the VM is on record.
         let applied = served.applied()?;
         let found = self.look(threads, applied.as_ref().and_then(InForce::record))?;
-        let changes = HostChanges::begin(self.record(&found)?, warn)?;
+        let record = self.record(&found)?;
+        let changes = match served.has_guardian {
+            true => HostChanges::begin(record, warn)?.0,
+            false => HostChanges::begin_unguarded(record, warn)?,
+        };
         let kernel = KernelHost::from(&served.host);
         let still = applied.as_ref().map(|applied| applied.check_still(&kernel));
         // From here on the VM's record keeps apply and restore off. Its process would hold this on.

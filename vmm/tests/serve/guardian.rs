@@ -2,6 +2,7 @@
 //! Promises of a server about its guardian, and about waits for others.
 //!
 //! - A guardian that is killed gets a successor, which undoes all when the server is killed, too.
+//! - Without one the server puts all back by itself; after it is killed, `vcpufreq cleanup` does.
 //! - A VMM whose memory the kernel is still freeing is waited for: the server goes on afterwards.
 //! - A server that waits for a lock says so, and goes on when it is free. It ends by a signal, also if the
 //!   lock is never free; its guardian puts the rest back then.
@@ -58,6 +59,34 @@ fn a_guardian_that_is_killed_gets_a_successor() {
         server.ended();
         wait_until("the pin is put back", || vmm.pcpus() > 1);
         wait_until("no record is left", || left(pid).is_empty());
+        vmm.end();
+    }
+}
+
+#[test]
+fn without_a_guardian_the_server_puts_back_or_cleanup() {
+    if skipped() {
+        return;
+    }
+    let (run, socket) = socket();
+    let run = run.path();
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let mut server = Server::start_unguarded(&socket, run);
+        server.hear("waits at");
+        let mut vmm = Vmm::served_at(&socket);
+        let pid = server.process.id();
+        wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
+        assert_eq!(guardian_of(pid), None);
+        let record = StateDir::at(run.join("vcpufreq")).record_path(pid);
+        assert!(record.exists());
+        server.signal(signal);
+        server.ended();
+        if signal == Signal::SIGKILL {
+            assert!(record.exists());
+            Server::cleanup_in(run);
+        }
+        assert!(vmm.pcpus() > 1, "{signal}");
+        assert!(!record.exists(), "{signal}");
         vmm.end();
     }
 }

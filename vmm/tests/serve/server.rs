@@ -92,6 +92,24 @@ impl Server {
         Self::spawn(&mut command, host)
     }
 
+    /// One without a guardian, whose records are in `run`.
+    pub fn start_unguarded(socket: &Path, run: &Path) -> Self {
+        let host = host();
+        let mut command = Self::serve_at(socket, &host, &ONE_VCPU);
+        command.env("OWN_RUN", run);
+        Self::spawn(command.arg("--no-guardian"), host)
+    }
+
+    /// What `vcpufreq cleanup` says where records are in `run`.
+    pub fn cleanup_in(run: &Path) -> String {
+        let mut command = Command::new("unshare");
+        let mount = r#"mount --bind "$0" /run && exec "$@""#;
+        command.args(["--mount", "sh", "-c", mount]).arg(run);
+        let output = command.args([PROGRAM, "cleanup"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
     /// One of this process alone.
     pub fn start_for_process(socket: &Path, pid: u32) -> Self {
         let host = host();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A QEMU guest served by the units in `docs/`, under systemd. The VMM's connection starts the
 //! server. After a restart and after kill -9, the next server takes the VM over by the files that
-//! systemd keeps. Nothing is kept of a VM that has ended.
+//! systemd keeps. Nothing is kept of a VM that has ended. The unit has no guardian: it runs `cleanup`
+//! when a server has been killed.
 
 use std::fs;
 use std::thread::sleep;
@@ -40,6 +41,7 @@ pub fn run() -> Result<LabVerdict> {
     vm.expect("@ready", BOOT)?;
     vm.settle(pins.len())?;
     let first = round(&mut vm, &policies)?;
+    let processes = processes()?;
     systemctl(&["restart", SERVICE])?;
     let restarted = round(&mut vm, &policies)?;
     let server = show("MainPID")?;
@@ -55,15 +57,25 @@ pub fn run() -> Result<LabVerdict> {
     let differ = servers[0] != servers[1] && servers[1] != servers[2];
     let figures = json!({
         "before_the_vmm": idle, "kept_after_the_end": kept, "left": left, "qemu_said": qemu_said,
+        "processes": processes,
     });
     Ok(LabVerdict::with_figures(figures)
         .check_eq("no server before a VMM", &idle, "inactive")
         .check("each round has its server", differ, &servers)
+        .check_eq("server and bridge are all processes", &processes.len(), 2)
         .check_eq("nothing is kept after the end", &kept, "0")
         .check_none("nothing is left", &left)
         .part("first", first)
         .part("restarted", restarted)
         .part("killed", killed))
+}
+
+/// The command lines of the service's processes.
+fn processes() -> Result<Vec<String>> {
+    let group = format!("/sys/fs/cgroup{}/cgroup.procs", show("ControlGroup")?);
+    let all = fs::read_to_string(&group).context(group)?;
+    let command = |pid| fs::read_to_string(format!("/proc/{pid}/cmdline"));
+    Ok(all.lines().flat_map(command).collect())
 }
 
 fn write_config(pins: &[u32]) -> Result<()> {
