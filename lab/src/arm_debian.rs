@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::arch::Arch;
+use crate::boot::{DEFAULT_CPU, DEFAULT_GIC};
 use crate::cache::{Cache, key};
 use crate::child_output;
 use crate::emulator::{Board, Disk, EmulatorOutcome};
@@ -22,7 +23,6 @@ use crate::kernel::{Flavor, Kernel};
 use crate::packages;
 use crate::progress::Step;
 use crate::root::Root;
-use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
 use crate::topology::Topology;
 
 /// What a small Debian system is, and what its kernel's packages want. Release and headers of the

@@ -8,6 +8,7 @@ use std::thread;
 use anyhow::{Context, Result, anyhow};
 
 use crate::arch::Arch;
+use crate::boot::HostPart;
 use crate::cache::{Cache, key};
 use crate::cross;
 use crate::initramfs::Initramfs;
@@ -60,26 +61,14 @@ pub struct Artifacts {
 pub struct HostContents<'a> {
     /// The guest's kernel.
     pub flavor: Flavor,
-    /// Whether it and the host have the measuring programs.
-    pub tools: bool,
+    /// What the host has besides.
+    pub parts: &'a [HostPart],
     /// A package's contents, whose program and units the host has in place of the build's.
     pub package: Option<&'a Path>,
     /// A crosvm for arm64, for the scenario `peer`.
     pub crosvm: Option<&'a Path>,
-    /// Whether the host's init system is systemd.
-    pub systemd: bool,
-    /// Whether the host has stock QEMU.
-    pub qemu: bool,
-    /// Whether it has EDK2 for that.
-    pub firmware: bool,
-    /// Whether it has libvirt.
-    pub libvirt: bool,
-    /// Whether it has Prometheus.
-    pub monitoring: bool,
-    /// Whether its disk is the guest's.
-    pub disk: bool,
-    /// The guests' driver, a module's name, where the host has kernel and modules as a board has them.
-    pub board: Option<&'a str>,
+    /// The guests' driver, a module's name.
+    pub driver: &'a str,
 }
 
 impl Artifacts {
@@ -145,27 +134,28 @@ impl Artifacts {
     ) -> Result<Vec<u8>> {
         let kernel = self.kernel(arch, host)?;
         let guest_kernel = self.kernel(arch, guest.flavor)?;
+        let has = |part| guest.parts.contains(&part);
         let mut programs = Vec::new();
-        if guest.systemd {
+        if has(HostPart::Systemd) {
             programs.extend(systemd::PROGRAMS);
         }
-        if guest.qemu {
+        if has(HostPart::Qemu) {
             programs.extend(qemu::programs(arch));
         }
-        let mut archive = self.base(&kernel, guest.tools, &programs)?;
-        if guest.qemu {
+        let mut archive = self.base(&kernel, has(HostPart::Tools), &programs)?;
+        if has(HostPart::Qemu) {
             qemu::add_roms(&mut archive, &self.root, arch)?;
         }
         for path in host_modules(arch) {
             self.add_own_module(&mut archive, &kernel, path)?;
         }
-        if guest.firmware {
+        if has(HostPart::Firmware) {
             qemu::add_firmware(&mut archive, &self.cache, &self.root)?;
         }
-        if guest.libvirt {
+        if has(HostPart::Libvirt) {
             libvirt::add(&mut archive, &self.cache, &self.root)?;
         }
-        if guest.monitoring {
+        if has(HostPart::Monitoring) {
             monitoring::add(&mut archive, self.tools(), &self.repo)?;
         }
         let program = match guest.package {
@@ -186,34 +176,34 @@ impl Artifacts {
         for source in [HOST_MODULES, HOST_MODULE] {
             add_modules(&mut archive, &self.own_modules(&kernel, source)?)?;
         }
-        if guest.systemd {
+        if has(HostPart::Systemd) {
             let units = match guest.package {
                 Some(package) => package.join("usr").join(systemd::UNITS),
                 None => self.repo.join("docs"),
             };
             systemd::add(&mut archive, self.root.dir(), &units)?;
         }
-        if let Some(module) = guest.board {
+        if has(HostPart::Board) {
             let mut folders = vec![self.guest_driver(&kernel)?];
             if arch == Arch::Arm64 {
                 folders.push(kernel.mainline_driver(&self.cache, &self.root)?);
             }
             let mut files = folders
                 .into_iter()
-                .map(|folder| folder.join(format!("{module}.ko")));
+                .map(|folder| folder.join(format!("{}.ko", guest.driver)));
             let file = files
                 .find(|file| file.exists())
-                .context(module.to_owned())?;
+                .context(guest.driver.to_owned())?;
             board::add(&mut archive, &kernel, &file)?;
         }
         archive.file("lab/plan.json", plan.as_bytes())?;
         archive.program("lab/guest-kernel", &guest_kernel.image)?;
-        if guest.disk {
+        if has(HostPart::Disk) {
             self.add_disk_initramfs(&mut archive, &kernel, &guest_kernel)?;
         }
         archive.file(
             "lab/guest-initramfs",
-            &self.guest_initramfs(&guest_kernel, guest.tools)?,
+            &self.guest_initramfs(&guest_kernel, has(HostPart::Tools))?,
         )?;
         archive.finish()
     }

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use vcpufreq_tests::LabVerdict;
 
 use crate::artifacts::Artifacts;
+use crate::boot::DEFAULT_CPU;
 use crate::out;
-use crate::run::{DEFAULT_CPU, Options, bounds_hold};
+use crate::run::{Options, bounds_hold};
 
 /// All scenarios take about so long on two CPUs.
 const ABOUT_S: u64 = 360;

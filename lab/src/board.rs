@@ -11,15 +11,7 @@ use anyhow::{Context, Result};
 use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
 
-/// The scenario that needs it.
-const SCENARIO: &str = "board";
 const GOVERNOR: &str = "drivers/cpufreq/cpufreq_userspace.ko.xz";
-
-/// Whether a run of these scenarios needs it.
-pub fn needed(scenarios: &[String]) -> bool {
-    let mut names = scenarios.iter().filter_map(|name| name.split(':').next());
-    names.any(|name| name == SCENARIO)
-}
 
 /// Adds them to the initial file system of a host that runs this kernel; `driver` is the guest
 /// driver's file for it.

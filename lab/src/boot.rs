@@ -4,9 +4,56 @@
 use crate::arch::Arch::{self, Arm64, X86_64};
 use crate::kernel::Flavor::{self, Checked, Kcsan, Standard};
 use crate::qemu::GuestVmm;
-use crate::run::Driver::{self, Ours};
-use crate::run::{DEFAULT_CPU, DEFAULT_GIC};
 use crate::set::Set::{self, Instrumented};
+
+/// The emulated CPU unless another one is asked for.
+pub const DEFAULT_CPU: &str = "neoverse-v1";
+/// The emulated interrupt controller unless another one is asked for.
+pub const DEFAULT_GIC: u8 = 3;
+
+/// A cpufreq driver for the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Driver {
+    /// `guest-driver/`.
+    Ours,
+    /// The kernel's own virtual-cpufreq, unchanged.
+    Mainline,
+}
+
+impl Driver {
+    /// Its module's name.
+    pub fn module(self) -> &'static str {
+        match self {
+            Self::Ours => "vcpufreq_guest",
+            Self::Mainline => "virtual-cpufreq",
+        }
+    }
+}
+
+/// What a host has besides what all have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostPart {
+    /// Kernel and modules where a board has them.
+    Board,
+    /// The guest's disk, of Debian's own userland.
+    Disk,
+    /// EDK2, for guests of QEMU.
+    Firmware,
+    /// One huge page of 1 GiB.
+    GibPage,
+    /// A CPU that the kernel's command line isolates: that of docs/examples/rt.toml.
+    Isolated,
+    /// libvirt, with its driver for QEMU.
+    Libvirt,
+    /// Prometheus.
+    Monitoring,
+    /// Stock QEMU.
+    Qemu,
+    /// systemd as the init system.
+    Systemd,
+    /// Debian's measuring programs, which the guest has, too.
+    Tools,
+}
 
 /// One boot of an emulated host and what is tried on it.
 pub struct Boot {
@@ -36,6 +83,8 @@ pub struct Boot {
     pub protected: bool,
     /// Whether the emulated CPUs run at once, in real time.
     pub parallel: bool,
+    /// What the host has for it.
+    pub parts: &'static [HostPart],
     /// What is tried, in this order.
     pub scenarios: &'static [&'static str],
     /// What is tried then, and judges samples: drawn several times.
@@ -56,13 +105,14 @@ pub const fn boot(
         topology,
         host: Standard,
         guest: Standard,
-        driver: Ours,
+        driver: Driver::Ours,
         path: None,
         vmm: GuestVmm::Vcpufreq,
         cpu: DEFAULT_CPU,
         gic: DEFAULT_GIC,
         protected: false,
         parallel: false,
+        parts: &[],
         scenarios,
         sampled: &[],
     }
@@ -86,6 +136,11 @@ pub const fn raced(about_s: u32, scenarios: &'static [&'static str]) -> Boot {
 }
 
 impl Boot {
+    /// The same on a host that has these, too.
+    pub const fn with(self, parts: &'static [HostPart]) -> Self {
+        Self { parts, ..self }
+    }
+
     /// What tells it from others.
     pub fn name(&self) -> String {
         if self.arch == X86_64 {

@@ -4,10 +4,13 @@
 use std::cmp::Reverse;
 
 use crate::arch::Arch::X86_64;
+use crate::boot::Driver::Mainline;
+use crate::boot::HostPart::{
+    self, Board, Disk, Firmware, GibPage, Isolated, Libvirt, Monitoring, Qemu, Systemd, Tools,
+};
 use crate::boot::{Boot, boot, checked, raced};
 use crate::kernel::Flavor::{Checked, Old, Protected, Rt};
 use crate::qemu::GuestVmm;
-use crate::run::Driver::Mainline;
 use crate::set::Set::{self, Instrumented, Long, Short};
 use crate::tools;
 
@@ -114,12 +117,12 @@ const BOOTS: &[Boot] = &[
     boot(Short, 245, "2+2", &["default-run", "sandbox"]),
     boot(Long, 100, "2+2", &["sandbox:attacks"]),
     // Its host has kernel and modules where a board has them.
-    boot(Long, 40, "2+2", &["board:demo"]),
-    boot(Long, 135, "2+2", &["board"]),
-    boot(Long, 90, "2+2", &["board:kills"]),
+    boot(Long, 40, "2+2", &["board:demo"]).with(&[Board]),
+    boot(Long, 135, "2+2", &["board"]).with(&[Board]),
+    boot(Long, 90, "2+2", &["board:kills"]).with(&[Board, Qemu]),
     Boot {
         driver: Mainline,
-        ..boot(Long, 40, "2+2", &["board:demo"])
+        ..boot(Long, 40, "2+2", &["board:demo"]).with(&[Board])
     },
     Boot {
         host: Rt,
@@ -134,70 +137,67 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(Long, 440, "2+2", &["rt-qemu", "rt-qemu:kills"])
+        ..boot(Long, 440, "2+2", &["rt-qemu", "rt-qemu:kills"]).with(&[Qemu])
     },
     Boot {
         sampled: &["rt-io"],
         host: Rt,
         guest: Rt,
-        ..boot(Long, 200, "4+3+1", &[])
+        ..boot(Long, 200, "4+3+1", &[]).with(&[Qemu, Tools])
     },
     Boot {
         sampled: &["rt-latency"],
         vmm: GuestVmm::Qemu,
         host: Rt,
         guest: Rt,
-        ..boot(Long, 300, "4+3+1", &[])
+        ..boot(Long, 300, "4+3+1", &[]).with(&[Tools])
     },
     Boot {
         sampled: &["rt-guest"],
         vmm: GuestVmm::Qemu,
         host: Rt,
         guest: Rt,
-        ..boot(Long, 220, "4+3+1", &[])
+        ..boot(Long, 220, "4+3+1", &[]).with(&[GibPage])
     },
     Boot {
         sampled: &["rt-guest"],
         vmm: GuestVmm::Qemu,
         host: Rt,
         guest: Rt,
-        ..boot(Long, 300, "qcs6490", &[])
+        ..boot(Long, 300, "qcs6490", &[]).with(&[GibPage])
     },
     Boot {
         sampled: &["rt-loop"],
         vmm: GuestVmm::Qemu,
         host: Rt,
         guest: Rt,
-        ..boot(Long, 120, "2+2", &[])
+        ..boot(Long, 120, "2+2", &[]).with(&[Tools])
     },
     boot(Long, 80, "2+2", &["trace"]),
-    // Its init system is systemd.
-    boot(Long, 200, "2+2", &["systemd"]),
-    // Its host has Prometheus.
-    boot(Long, 100, "2+2", &["metrics"]),
-    // Its host has stock QEMU.
+    boot(Long, 200, "2+2", &["systemd"]).with(&[Systemd]),
+    boot(Long, 100, "2+2", &["metrics"]).with(&[Monitoring, Systemd]),
     Boot {
         vmm: GuestVmm::Qemu,
         ..boot(Short, 120, "2+2", &["opps-exact", "qemu"])
     },
     boot(Long, 30, "1", &["opps-exact", "governor"]),
-    boot(Long, 20, "1", &[tools::SHELL]),
+    boot(Long, 20, "1", &[tools::SHELL]).with(&[Tools]),
     Boot {
         sampled: &["rt-latency"],
         host: Rt,
         guest: Rt,
-        ..boot(Long, 220, "4+3+1", &[])
+        ..boot(Long, 220, "4+3+1", &[]).with(&[Tools])
     },
     Boot {
         sampled: &["rt-guest"],
         host: Rt,
         guest: Rt,
-        ..boot(Long, 220, "4+3+1", &[])
+        ..boot(Long, 220, "4+3+1", &[]).with(&[GibPage])
     },
     boot(Long, 200, "2+2", &["kill", "flood"]),
     Boot {
         sampled: &["paths"],
-        ..boot(Long, 120, "2+2", &["capacity"])
+        ..boot(Long, 120, "2+2", &["capacity"]).with(&[Qemu])
     },
     Boot {
         path: Some("ioeventfd"),
@@ -249,7 +249,7 @@ const BOOTS: &[Boot] = &[
         sampled: &["rt-loop:fair-server-off"],
         host: Rt,
         guest: Rt,
-        ..boot(Long, 110, "2+2", &[])
+        ..boot(Long, 110, "2+2", &[]).with(&[Tools])
     },
     Boot {
         driver: Mainline,
@@ -300,7 +300,7 @@ const BOOTS: &[Boot] = &[
         ..boot(Long, 220, "2+2", &["scx-service", "scx-races"])
     },
     boot(Long, 200, "2+2", &["scx-deaths"]),
-    boot(Long, 60, "2+2", &["scx-unit"]),
+    boot(Long, 60, "2+2", &["scx-unit"]).with(&[Systemd]),
     // Each way of adding other load, and none: docs/bpf.md.
     boot(Long, 430, "2+2", &[CONTENDED]),
     boot(Long, 480, "4+3+1", &[CONTENDED]),
@@ -450,7 +450,7 @@ const BOOTS: &[Boot] = &[
             &["qemu-control", "qemu-life", "qemu-moves"],
         )
     },
-    boot(Long, 400, "2+2", &["qemu-ram"]),
+    boot(Long, 400, "2+2", &["qemu-ram"]).with(&[Qemu]),
     Boot {
         vmm: GuestVmm::Qemu,
         ..boot(Long, 80, "2+2", &["tune"])
@@ -462,7 +462,7 @@ const BOOTS: &[Boot] = &[
         path: Some("ram"),
         ..boot(Long, 200, "2+2", &["demo", "qemu-moves"])
     },
-    boot(Long, 70, "2+2", &["qemu-service"]),
+    boot(Long, 70, "2+2", &["qemu-service"]).with(&[Qemu, Systemd]),
     // An x86-64 host.
     Boot {
         arch: X86_64,
@@ -481,6 +481,7 @@ const BOOTS: &[Boot] = &[
                 "no-dip",
             ],
         )
+        .with(&[Board])
     },
     Boot {
         sampled: &["opps-floor", "unpinned"],
@@ -498,6 +499,7 @@ const BOOTS: &[Boot] = &[
                 "no-dip",
             ],
         )
+        .with(&[Board])
     },
     Boot {
         arch: X86_64,
@@ -507,17 +509,17 @@ const BOOTS: &[Boot] = &[
     Boot {
         arch: X86_64,
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 70, "hybrid", &["qemu-service"])
+        ..boot(Long, 70, "hybrid", &["qemu-service"]).with(&[Systemd])
     },
-    boot(Long, 130, "2+2", &["libvirt"]),
+    boot(Long, 130, "2+2", &["libvirt"]).with(&[Libvirt, Qemu, Systemd]),
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(Long, 200, "2+2", &["libvirt-rt"])
+        ..boot(Long, 200, "2+2", &["libvirt-rt"]).with(&[Isolated, Libvirt, Qemu, Systemd])
     },
     Boot {
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 160, "2+2", &["debian-guest", "qemu-efi"])
+        ..boot(Long, 160, "2+2", &["debian-guest", "qemu-efi"]).with(&[Disk, Firmware])
     },
     Boot {
         vmm: GuestVmm::Qemu,
@@ -589,6 +591,25 @@ const BOOTS: &[Boot] = &[
     raced(300, &["bpf-page", "bpf-requests", "bpf-two-vms"]),
 ];
 
+/// What a host has for these scenarios, in whatever set they are: what it has in the first row that
+/// names one, else a scenario of which it is an option.
+pub fn parts(scenarios: &[String]) -> Vec<HostPart> {
+    let row = |scenario: &str| {
+        let names = |boot: &&Boot| [boot.scenarios, boot.sampled].concat().contains(&scenario);
+        BOOTS.iter().find(names)
+    };
+    let mut parts = Vec::new();
+    for scenario in scenarios {
+        let ends = scenario.match_indices(':').map(|(end, _)| end).rev();
+        let mut names = [scenario.len()].into_iter().chain(ends);
+        if let Some(boot) = names.find_map(|end| row(&scenario[..end])) {
+            parts.extend(boot.parts);
+            parts.extend((boot.vmm == GuestVmm::Qemu).then_some(Qemu));
+        }
+    }
+    parts
+}
+
 /// A set's boots, the longest first, so that those at a time end at about the same time.
 pub fn of(set: Set) -> Vec<&'static Boot> {
     let mut boots: Vec<_> = BOOTS.iter().filter(|boot| boot.set == set).collect();
@@ -625,6 +646,17 @@ mod tests {
         for entry in [entries(Short), entries(Long), entries(Instrumented)].concat() {
             assert!(seen.insert(entry.clone()), "twice: {entry:?}");
         }
+    }
+
+    #[test]
+    fn a_host_has_what_its_scenario_needs() {
+        let of = |scenario: &str| parts(&[scenario.to_owned()]);
+        assert_eq!(of("rt-qemu:kills:50"), [Qemu]);
+        assert_eq!(of("board:kills:3"), [Board, Qemu]);
+        assert_eq!(of("board:report"), [Board, Qemu]);
+        assert_eq!(of("opps-exact:boost"), []);
+        assert_eq!(of("metrics"), [Monitoring, Systemd]);
+        assert_eq!(of("peer"), []);
     }
 
     #[test]

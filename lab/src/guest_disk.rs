@@ -15,9 +15,6 @@ use crate::initramfs::Initramfs;
 use crate::kernel::{Flavor, Kernel, files_below};
 use crate::packages;
 
-/// The scenario that needs it.
-const SCENARIO: &str = "debian-guest";
-
 const PACKAGES: [&str; 12] = [
     "base-files",
     "base-passwd",
@@ -49,17 +46,16 @@ const DISK: &str = "drivers/block/virtio_blk";
 /// This checkout's part.
 const FOLDER: &str = "lab/guest";
 
-/// Whether a run of these scenarios needs it.
-pub fn needed(scenarios: &[String]) -> bool {
-    scenarios.iter().any(|name| name == SCENARIO)
-}
-
 impl Artifacts {
     /// The image, for a guest with this kernel.
     pub fn guest_disk(&self, flavor: Flavor) -> Result<PathBuf> {
         let kernel = Kernel::find(&self.root, flavor)?;
-        let packages =
-            packages::unpacked(&self.cache, &self.root, (Arch::Arm64, SCENARIO), &PACKAGES)?;
+        let packages = packages::unpacked(
+            &self.cache,
+            &self.root,
+            (Arch::Arm64, "guest-userland"),
+            &PACKAGES,
+        )?;
         let (driver, folder) = (self.guest_driver(&kernel)?, self.repo().join(FOLDER));
         let agent = self.agent(Arch::Arm64)?;
         let mut parts = vec![self.root.id(), kernel.release.clone()];

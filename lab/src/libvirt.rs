@@ -10,9 +10,6 @@ use crate::initramfs::Initramfs;
 use crate::root::Root;
 use crate::{debian, packages};
 
-/// The scenarios that need it.
-const SCENARIOS: [&str; 2] = ["libvirt", "libvirt-rt"];
-
 const PACKAGES: [&str; 4] = [
     "libvirt-clients",
     "libvirt-daemon",
@@ -37,13 +34,6 @@ const GROUP: &str = "root:x:0:
 kvm:x:104:libvirt-qemu
 libvirt-qemu:x:105:
 ";
-
-/// Whether a run of these scenarios needs it.
-pub fn needed(scenarios: &[String]) -> bool {
-    scenarios
-        .iter()
-        .any(|name| SCENARIOS.contains(&name.as_str()))
-}
 
 /// Adds it to a host's initial file system.
 pub fn add(archive: &mut Initramfs, cache: &Cache, root: &Root) -> Result<()> {

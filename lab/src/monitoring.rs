@@ -26,8 +26,6 @@ use crate::root::Root;
 use crate::verdict::TestResult;
 use crate::{debian, systemd};
 
-/// The scenario with Prometheus on its host.
-const SCENARIO: &str = "metrics";
 const PROMETHEUS: &str = "bin/prometheus";
 /// Below `docs/examples`: where the host has them.
 const UNITS: [&str; 2] = ["vcpufreq-metrics.socket", "vcpufreq-metrics@.service"];
@@ -130,11 +128,6 @@ fn tools(cache: &Cache, root: &Root) -> Result<PathBuf> {
         Ok(())
     })?;
     Ok(dir.join("tree"))
-}
-
-/// Whether a run of these scenarios needs Prometheus.
-pub fn needed(scenarios: &[String]) -> bool {
-    scenarios.iter().any(|name| name == SCENARIO)
 }
 
 /// Adds Prometheus, its settings and the units that it scrapes to a host's initial file system.

@@ -10,27 +10,6 @@ use crate::initramfs::Initramfs;
 use crate::packages;
 use crate::root::Root;
 
-/// Scenarios that run it, whatever the others' VMM is.
-const SCENARIOS: [&str; 15] = [
-    "board:kills",
-    "debian-guest",
-    "libvirt",
-    "libvirt-rt",
-    "paths",
-    "qemu",
-    "qemu-control",
-    "qemu-deaths",
-    EFI,
-    "qemu-life",
-    "qemu-moves",
-    "qemu-ram",
-    "qemu-service",
-    "rt-io",
-    "rt-qemu",
-];
-
-/// The one with EDK2.
-const EFI: &str = "qemu-efi";
 const PACKAGE: &str = "qemu-efi-aarch64";
 const FIRMWARE: &str = "tree/usr/share/qemu-efi-aarch64/QEMU_EFI.fd";
 /// The same six times, each with as much room as a flash device has.
@@ -62,23 +41,6 @@ impl GuestVmm {
     }
 }
 
-/// Whether a run of these scenarios needs it.
-pub fn needed(vmm: GuestVmm, scenarios: &[String]) -> bool {
-    vmm == GuestVmm::Qemu
-        || scenarios.iter().any(|name| {
-            let is = |one: &&str| {
-                name.strip_prefix(one)
-                    .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
-            };
-            SCENARIOS.iter().any(is)
-        })
-}
-
-/// Whether one of them boots guests by EDK2.
-pub fn firmware_needed(scenarios: &[String]) -> bool {
-    scenarios.iter().any(|name| name == EFI)
-}
-
 /// It, and what writes device trees for an Arm host's guests.
 pub fn programs(arch: Arch) -> &'static [&'static str] {
     match arch {
@@ -103,7 +65,7 @@ pub fn add_roms(archive: &mut Initramfs, root: &Root, arch: Arch) -> Result<()> 
 pub fn add_firmware(archive: &mut Initramfs, cache: &Cache, root: &Root) -> Result<()> {
     let id = root.id();
     let parts = [&*id, PACKAGE, SLIM].map(str::as_bytes);
-    let dir = cache.entry(EFI, &key(parts), |to| {
+    let dir = cache.entry("edk2", &key(parts), |to| {
         packages::unpack(root, to, (Arch::Arm64, "EDK2"), &[PACKAGE], &[SLIM])
     })?;
     archive.file("lab/firmware", &std::fs::read(dir.join(FIRMWARE))?)

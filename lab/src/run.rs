@@ -14,27 +14,18 @@ use vcpufreq_tests::ScenarioReport;
 
 use crate::arch::{Arch, PC};
 use crate::artifacts::{Artifacts, HostContents};
-use crate::board;
+use crate::boot::{DEFAULT_CPU, DEFAULT_GIC, Driver, HostPart};
+use crate::boots;
 use crate::emulator::{Board, Disk, EmulatorOutcome};
-use crate::guest_disk;
 use crate::kernel::{Flavor, Kernel};
-use crate::libvirt;
-use crate::monitoring;
 use crate::out;
 use crate::own_kernel;
 use crate::progress::{Step, above};
-use crate::qemu::{self, GuestVmm};
+use crate::qemu::GuestVmm;
 use crate::result_port::{self, Far};
 use crate::shell;
-use crate::systemd;
 use crate::tools;
 use crate::topology::Topology;
-
-/// The emulated CPU unless another one is asked for.
-pub const DEFAULT_CPU: &str = "neoverse-v1";
-
-/// The emulated interrupt controller unless another one is asked for.
-pub const DEFAULT_GIC: u8 = 3;
 
 /// What to boot and what to do there.
 #[derive(Debug, Clone, clap::Args)]
@@ -98,24 +89,6 @@ pub struct Options {
     /// Real time that it takes on two CPUs, about, where that is known
     #[arg(skip)]
     pub about_s: Option<u64>,
-}
-
-/// A cpufreq driver for the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Driver {
-    /// `guest-driver/`.
-    Ours,
-    /// The kernel's own virtual-cpufreq, unchanged.
-    Mainline,
-}
-
-impl Driver {
-    fn module(self) -> &'static str {
-        match self {
-            Self::Ours => "vcpufreq_guest",
-            Self::Mainline => "virtual-cpufreq",
-        }
-    }
 }
 
 /// What a run reported.
@@ -205,7 +178,7 @@ impl Options {
                 );
             });
             let mut board = self.board(artifacts, &topology, &kernel);
-            if guest_disk::needed(&self.scenarios) {
+            if boots::parts(&self.scenarios).contains(&HostPart::Disk) {
                 board.disks.push(Disk {
                     image: artifacts.guest_disk(self.guest)?,
                     writable: false,
@@ -325,6 +298,7 @@ impl Options {
         topology: &'a Topology,
         kernel: &'a Kernel,
     ) -> Board<'a> {
+        let parts = boots::parts(&self.scenarios);
         Board {
             root: &artifacts.root,
             cache: &artifacts.cache,
@@ -335,13 +309,8 @@ impl Options {
             protected: self.protected,
             parallel: self.parallel,
             disks: Vec::new(),
-            gib_page: self.scenarios.iter().any(|name| name == "rt-guest"),
-            // The CPU of docs/examples/rt.toml.
-            isolated: self
-                .scenarios
-                .iter()
-                .any(|name| name == "libvirt-rt")
-                .then_some("3"),
+            gib_page: parts.contains(&HostPart::GibPage),
+            isolated: parts.contains(&HostPart::Isolated).then_some("3"),
         }
     }
 
@@ -366,18 +335,14 @@ impl Options {
             .packaged
             .then(|| unpacked(artifacts, dir))
             .transpose()?;
+        let mut parts = boots::parts(scenarios);
+        parts.extend((self.vmm == GuestVmm::Qemu).then_some(HostPart::Qemu));
         let guest = HostContents {
             package: package.as_deref(),
             flavor: self.guest,
-            tools: tools::needed(scenarios),
+            parts: &parts,
             crosvm: self.crosvm.as_deref(),
-            systemd: systemd::needed(scenarios),
-            qemu: qemu::needed(self.vmm, scenarios),
-            firmware: qemu::firmware_needed(scenarios),
-            libvirt: libvirt::needed(scenarios),
-            monitoring: monitoring::needed(scenarios),
-            disk: guest_disk::needed(scenarios),
-            board: board::needed(scenarios).then(|| self.driver.module()),
+            driver: self.driver.module(),
         };
         let initrd = dir.join("initramfs");
         fs::write(

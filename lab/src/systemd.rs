@@ -10,15 +10,6 @@ use crate::arch::Arch;
 use crate::debian;
 use crate::initramfs::Initramfs;
 
-/// The scenarios that need it.
-const SCENARIOS: [&str; 6] = [
-    "libvirt",
-    "libvirt-rt",
-    "metrics",
-    "qemu-service",
-    "scx-unit",
-    "systemd",
-];
 /// The units that this project ships.
 const SHIPPED: [&str; 4] = [
     "vcpufreq-scx.service",
@@ -58,13 +49,6 @@ AllowIsolate=yes
 ";
 /// Without one, systemd takes each boot for the first.
 const MACHINE_ID: &str = "76637075667265716c61620000000001\n";
-
-/// Whether a run of these scenarios needs it.
-pub fn needed(scenarios: &[String]) -> bool {
-    scenarios
-        .iter()
-        .any(|name| SCENARIOS.contains(&name.as_str()))
-}
 
 /// Adds its units and settings to a host's initial file system, and this project's from `shipped`.
 pub fn add(archive: &mut Initramfs, root: &Path, shipped: &Path) -> Result<()> {

@@ -6,9 +6,6 @@ use anyhow::Result;
 
 use crate::initramfs::Initramfs;
 
-/// Scenarios that run them, and the shell.
-const SCENARIOS: [&str; 4] = ["rt-io", "rt-latency", "rt-loop", SHELL];
-
 /// Instead of a scenario: a person at the console.
 pub const SHELL: &str = "shell";
 
@@ -22,12 +19,6 @@ pub const MODULES: [&str; 4] = [
 ];
 /// Of busybox, by the names that scripts call them by.
 const APPLETS: [&str; 4] = ["head", "setsid", "sleep", "taskset"];
-
-/// Whether a run of these scenarios needs them.
-pub fn needed(scenarios: &[String]) -> bool {
-    let mut names = scenarios.iter().filter_map(|name| name.split(':').next());
-    names.any(|name| SCENARIOS.contains(&name))
-}
 
 /// Adds the applets that host and guest have beside them.
 pub fn add_applets(archive: &mut Initramfs) -> Result<()> {
