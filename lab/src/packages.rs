@@ -65,8 +65,13 @@ pub fn unpack(
         .arg(SUITE)
         .arg(to.join("tree"))
         .args(apt.sources(SUITE)?);
-    bootstrap::run(&mut command, &to.join("mmdebstrap.log"), &step)
-        .with_context(|| format!("cannot fetch packages from {}", apt.mirror()))?;
+    bootstrap::run(&mut command, &to.join("mmdebstrap.log"), &step).with_context(|| {
+        format!(
+            "cannot fetch {what} from {}; if it has moved on since {} was made, remove that",
+            apt.mirror(),
+            root.dir().parent().unwrap_or(root.dir()).display()
+        )
+    })?;
     remove_tree(&fetched)?;
     step.done();
     Ok(())
