@@ -39,6 +39,8 @@ mod kernel;
 mod kernel_source;
 mod known;
 mod libvirt;
+#[cfg(test)]
+mod made_up;
 mod monitoring;
 mod namespace;
 mod out;

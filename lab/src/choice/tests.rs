@@ -3,146 +3,17 @@
 //! than anything known ends with a set that apt's solver takes, or with a line that names it.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use anyhow::{Result, anyhow, ensure};
-use sha2::{Digest, Sha256};
 
 use super::{ARCHITECTURES, Archive, Choice, RootPart, WantedPackages};
-use crate::child_output::{output, quietly};
+use crate::child_output::output;
+use crate::made_up::{Dummy, KERNEL, MadeUp, SUITES, has_tools, libraries};
 use crate::tree::{PackageOrder, settle};
 
-const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
-const KERNEL: &str = "7.3.4+deb13";
-
-/// A dummy package: suite, name, version, architecture, fields beside these.
-type Dummy = (usize, String, &'static str, &'static str, String);
-
-/// An archive in a folder that is removed with it.
-struct MadeUp {
-    dir: PathBuf,
-    dummies: Vec<Dummy>,
-    wanted: WantedPackages,
-}
-
 impl MadeUp {
-    /// One with a whole kernel, and a library of version 1 in stable.
-    fn new(name: &str) -> Self {
-        let name = format!("vcpufreq-archive-{name}-{}", std::process::id());
-        let mut archive = Self {
-            dir: std::env::temp_dir().join(name),
-            dummies: Vec::new(),
-            wanted: WantedPackages {
-                by_all: libraries(),
-                by_tests: Vec::new(),
-            },
-        };
-        archive.kernel(1, KERNEL, "7.3.4-1", &ARCHITECTURES);
-        archive.library(0, "1", &ARCHITECTURES);
-        archive
-    }
-
-    fn add(&mut self, suite: usize, name: &str, version: &'static str, architecture: &'static str) {
-        let dummy = (suite, name.to_owned(), version, architecture, String::new());
-        self.dummies.push(dummy);
-    }
-
-    /// A library as Rust's: of both architectures at once only in one version.
-    fn library(&mut self, suite: usize, version: &'static str, architectures: &[&'static str]) {
-        for architecture in architectures {
-            let other = match *architecture {
-                "amd64" => "arm64",
-                _ => "amd64",
-            };
-            let fields = format!(
-                "Source: rusty\nMulti-Arch: same\n\
-                 Breaks: libdummy:{other} (<< {version}), libdummy:{other} (>> {version})\n"
-            );
-            let dummy = (suite, "libdummy".to_owned(), version, *architecture, fields);
-            self.dummies.push(dummy);
-        }
-    }
-
-    /// The packages of a kernel for these architectures; headers' programs are amd64's always.
-    fn kernel(
-        &mut self,
-        suite: usize,
-        release: &str,
-        version: &'static str,
-        architectures: &[&'static str],
-    ) {
-        self.add(suite, &format!("linux-kbuild-{release}"), version, "amd64");
-        for (name, architecture) in [
-            ("linux-image-{}-arm64", "arm64"),
-            ("linux-headers-{}-arm64", "arm64"),
-            ("linux-image-{}-rt-arm64", "arm64"),
-            ("linux-headers-{}-rt-arm64", "arm64"),
-            ("linux-binary-{}-amd64", "amd64"),
-            ("linux-headers-{}-amd64", "amd64"),
-            ("linux-modules-{}-amd64", "amd64"),
-        ] {
-            if architectures.contains(&architecture) {
-                self.add(suite, &name.replace("{}", release), version, architecture);
-            }
-        }
-    }
-
-    /// Writes packages and lists; lines of a sources.list for them.
-    fn write(&self) -> Vec<String> {
-        let _ = fs::remove_dir_all(self.dir.join("dists"));
-        let mut lines = Vec::new();
-        for (number, suite) in SUITES.iter().enumerate() {
-            let mut sums = String::new();
-            for architecture in ARCHITECTURES {
-                let folder = format!("main/binary-{architecture}");
-                let place = self.dir.join("dists").join(suite).join(&folder);
-                fs::create_dir_all(&place).unwrap();
-                let of_list = self.dummies.iter();
-                let of_list = of_list.filter(|one| one.0 == number && one.3 == architecture);
-                let list: String = of_list.map(|one| self.package(one)).collect();
-                fs::write(place.join("Packages"), &list).unwrap();
-                let sum = hex(list.as_bytes());
-                writeln!(sums, " {sum} {} {folder}/Packages", list.len()).unwrap();
-            }
-            let release = format!(
-                "Origin: made up\nSuite: {suite}\nCodename: {suite}\nComponents: main\n\
-                 Architectures: amd64 arm64\nSHA256:\n{sums}"
-            );
-            let place = self.dir.join("dists").join(suite).join("Release");
-            fs::write(place, release).unwrap();
-            let place = self.dir.display();
-            lines.push(format!("deb [trusted=yes] copy:{place} {suite} main"));
-        }
-        lines
-    }
-
-    /// Makes a package, and its paragraph of the list.
-    fn package(&self, (_, name, version, architecture, fields): &Dummy) -> String {
-        let control = format!(
-            "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\n\
-             Maintainer: a <a@a.invalid>\nDescription: dummy\n{fields}"
-        );
-        let file = format!("{name}_{version}_{architecture}.deb");
-        let place = self.dir.join(&file);
-        if !place.exists() {
-            let tree = self.dir.join("tree");
-            fs::create_dir_all(tree.join("DEBIAN")).unwrap();
-            fs::write(tree.join("DEBIAN/control"), &control).unwrap();
-            let mut build = Command::new("dpkg-deb");
-            build.args(["--build", "--root-owner-group", "-Znone"]);
-            quietly(build.arg(&tree).arg(&place), "dpkg-deb").unwrap();
-        }
-        let bytes = fs::read(&place).unwrap();
-        let sum = hex(&bytes);
-        format!(
-            "{control}Filename: {file}\nSize: {}\nSHA256: {sum}\n\n",
-            bytes.len()
-        )
-    }
-
     fn choose(&self) -> Result<(Archive, Choice)> {
         let sources = self.write();
         let archive = Archive::fetch(&self.dir.join("apt"), &sources)?;
@@ -160,26 +31,6 @@ impl MadeUp {
             .unwrap();
         (choice, simulated(&archive, &wanted))
     }
-}
-
-impl Drop for MadeUp {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.dir);
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for byte in Sha256::digest(bytes) {
-        write!(text, "{byte:02x}").unwrap();
-    }
-    text
-}
-
-fn libraries() -> Vec<String> {
-    ["libdummy:amd64", "libdummy:arm64"]
-        .map(str::to_owned)
-        .into()
 }
 
 fn kernels(choice: &Choice) -> Vec<String> {
@@ -204,17 +55,6 @@ fn both(version: &str) -> BTreeSet<String> {
     ["libdummy", "libdummy:arm64"]
         .map(|name| format!("{name} {version}"))
         .into()
-}
-
-fn has_tools() -> bool {
-    let found = ["apt-get", "dpkg-deb"].iter().all(|tool| {
-        let found = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&found).any(|folder: PathBuf| folder.join(tool).exists())
-    });
-    if !found {
-        eprintln!("SKIP: no apt here");
-    }
-    found
 }
 
 #[test]
