@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises of `vcpufreq doctor --domain`, with a script that stands for virsh:
 //!
-//! - A name is libvirt's, a path with `/` or `.xml` is a file's. The exit code is the findings'.
+//! - A name is libvirt's, a path with `/` or `.xml` is a file's.
+//! - The exit code is the worst finding's: 0 of none, 1 of a limit, 2 of a blocker, as `--help` has it.
 //! - What can't be read, or is no domain, is one line on stderr and exit code 2.
 
 #![allow(clippy::unwrap_used)]
@@ -14,6 +15,7 @@ use std::process::Command;
 use scripts::write_script;
 use tempfile::TempDir;
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 const EXAMPLE: &str = include_str!("../docs/examples/libvirt.xml");
 /// Writes its command line. It knows two domains; the second one's XML never ends.
 const VIRSH: &str = "#!/bin/sh
@@ -24,6 +26,11 @@ case $* in
 *) echo >&2; echo 'error: failed to get domain' >&2; exit 1 ;;
 esac
 ";
+
+/// Starts a program with a server's options in an /etc of its own.
+const WITH_OPTIONS: &str = r#"
+mount -t tmpfs tmpfs /etc && mkdir /etc/vcpufreq && echo "$1" >/etc/vcpufreq/NAME.toml &&
+shift && exec "$@""#;
 
 struct Scene(TempDir);
 
@@ -48,10 +55,12 @@ impl Scene {
     }
 
     fn doctor(&self, words: &[&str]) -> Ran {
+        self.run(Command::new(PROGRAM).arg("doctor").args(words))
+    }
+
+    fn run(&self, doctor: &mut Command) -> Ran {
         let dir = self.0.path();
         let path = std::env::var("PATH").unwrap();
-        let mut doctor = Command::new(env!("CARGO_BIN_EXE_vcpufreq"));
-        doctor.arg("doctor").args(words);
         doctor.env("PATH", format!("{}:{path}", dir.display()));
         let done = doctor.env("CALLS", dir.join("calls")).output().unwrap();
         Ran {
@@ -102,6 +111,56 @@ fn a_path_is_a_files() {
     let ran = scene.doctor(&["--domain", &path]);
     assert_eq!((ran.code, ran.stderr.as_str()), (1, ""), "{}", ran.stdout);
     assert_eq!(scene.calls(), "");
+}
+
+/// [`EXAMPLE`] with one vCPU of a PC, without pins and device tree: this host may have neither.
+fn one_vcpu() -> String {
+    let mut xml = EXAMPLE.to_owned();
+    for (from, to, new) in [
+        ("<cputune>", "</cputune>", ""),
+        ("<dtb>", "</dtb>", ""),
+        ("<vcpu>", "</vcpu>", "<vcpu>1</vcpu>"),
+        ("<msi", "/>", "<msi vectors='1' ioeventfd='on'/>"),
+    ] {
+        let start = xml.find(from).unwrap();
+        let end = start + xml[start..].find(to).unwrap() + to.len();
+        xml.replace_range(start..end, new);
+    }
+    xml.replace("aarch64", "x86_64")
+}
+
+#[test]
+fn the_exit_code_is_the_worst_findings() {
+    let scene = Scene::new();
+    let mut unshare = vec!["--mount", "--", "sh", "-c", WITH_OPTIONS, "sh", "cpus = 1"];
+    if !nix::unistd::geteuid().is_root() {
+        unshare.insert(0, "--map-root-user");
+    }
+    let unshared = || {
+        let mut command = Command::new("unshare");
+        command.args(&unshare);
+        command
+    };
+    if !unshared().arg("true").status().unwrap().success() {
+        eprintln!("SKIP: no mount namespaces here");
+        return;
+    }
+    let fits = one_vcpu();
+    for (xml, code, mark) in [
+        (fits.clone(), 0, "\nok       server "),
+        (fits.replace(" ioeventfd='on'", ""), 1, "\nlimit    shmem "),
+        (
+            fits.replace("ivshmem-doorbell", "ivshmem-plain"),
+            2,
+            "\nBLOCKER  shmem ",
+        ),
+    ] {
+        let path = scene.write("one.xml", xml);
+        let mut doctor = unshared();
+        let ran = scene.run(doctor.args([PROGRAM, "doctor", "--domain", &path]));
+        assert_eq!((ran.code, &*ran.stderr), (code, ""), "{}", ran.stdout);
+        assert!(ran.stdout.contains(mark), "{}", ran.stdout);
+    }
 }
 
 #[test]
