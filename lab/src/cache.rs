@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use nix::fcntl::{Flock, FlockArg};
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::namespace::{self, Users};
@@ -37,6 +38,18 @@ pub fn key<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut first = [0; 8];
     first.copy_from_slice(&hash.finalize()[..8]);
     format!("{:016x}", u64::from_be_bytes(first))
+}
+
+/// What of a run's needs was in the cache before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheState {
+    /// Nothing.
+    Empty,
+    /// Of its toolchain root a part, or one that was made anew.
+    Partly,
+    /// All of that.
+    Filled,
 }
 
 /// The cache folder.
@@ -62,6 +75,14 @@ impl Cache {
             .with_context(|| format!("cannot create the cache folder {}", dir.display()))?;
         let dir = dir.canonicalize()?;
         Ok(Self { dir })
+    }
+
+    /// One in a test's folder.
+    #[cfg(test)]
+    pub fn at(dir: &Path) -> Self {
+        Self {
+            dir: dir.to_path_buf(),
+        }
     }
 
     /// The folder itself.
@@ -254,12 +275,6 @@ mod tests {
     //! not at all; what an interrupted run left is not taken for an entry.
     use super::*;
 
-    fn cache(dir: &Path) -> Cache {
-        Cache {
-            dir: dir.to_path_buf(),
-        }
-    }
-
     #[test]
     fn key_depends_on_where_parts_end() {
         assert_ne!(key([&b"ab"[..], b"c"]), key([&b"a"[..], b"bc"]));
@@ -269,7 +284,7 @@ mod tests {
     #[test]
     fn entry_is_built_once() {
         let dir = tempdir("once");
-        let cache = cache(&dir);
+        let cache = Cache::at(&dir);
         let first = cache
             .entry("x", "k", |to| Ok(fs::write(to.join("f"), "1")?))
             .unwrap();
@@ -281,7 +296,7 @@ mod tests {
     #[test]
     fn failed_build_leaves_nothing() {
         let dir = tempdir("failed");
-        let cache = cache(&dir);
+        let cache = Cache::at(&dir);
         let result = cache.entry("x", "k", |to| {
             fs::write(to.join("half"), "")?;
             bail!("broken off")
@@ -303,7 +318,7 @@ mod tests {
             let left = dir.join(format!("x-{key}.partial"));
             fs::create_dir(&left).unwrap();
             fs::write(left.join("stale"), "").unwrap();
-            let path = cache(&dir).entry("x", key, |to| {
+            let path = Cache::at(&dir).entry("x", key, |to| {
                 assert_eq!(fs::read_dir(to)?.count(), 0);
                 Ok(())
             });
@@ -327,7 +342,7 @@ mod tests {
                 .unwrap();
         }
         fs::create_dir(dir.join("x-00000000000000aa")).unwrap();
-        let made = cache(&dir)
+        let made = Cache::at(&dir)
             .entry("x", "00000000000000bb", |_| Ok(()))
             .unwrap();
         assert!(made.exists() && dir.join("x-00000000000000aa").exists());
@@ -343,7 +358,7 @@ mod tests {
         fs::create_dir(&path).unwrap();
         let old = SystemTime::now() - KEEP - Duration::from_secs(60);
         File::open(&path).unwrap().set_modified(old).unwrap();
-        let cache = cache(&dir);
+        let cache = Cache::at(&dir);
         cache
             .entry("x", "0123456789abcdef", |_| panic!("built again"))
             .unwrap();
@@ -365,7 +380,7 @@ mod tests {
                 .set_modified(old)
                 .unwrap();
         }
-        cache(&dir).prune_runs().unwrap();
+        Cache::at(&dir).prune_runs().unwrap();
         assert!(!dir.join("runs/1").exists() && !dir.join("runs/1-0").exists());
         assert!(dir.join("runs/2").exists() && dir.join("runs/mine").exists());
         fs::remove_dir_all(dir).unwrap();
@@ -374,7 +389,10 @@ mod tests {
     #[test]
     fn too_little_disk_is_one_clear_line() {
         let dir = tempdir("disk");
-        let error = cache(&dir).require_free(u64::MAX).unwrap_err().to_string();
+        let error = Cache::at(&dir)
+            .require_free(u64::MAX)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("free some"), "{error}");
         assert_eq!(error.lines().count(), 1);
         fs::remove_dir_all(dir).unwrap();

@@ -194,7 +194,7 @@ fn dispatch(command: LabCommand) -> Result<bool> {
     let held = carry_out(command, &artifacts, &repo, started)?;
     if let Some(name) = named {
         let took = started.elapsed() + before;
-        out::time(&repo, name, artifacts.root.made(), took)?;
+        out::time(&repo, name, artifacts.root.found(), took)?;
     }
     Ok(held)
 }

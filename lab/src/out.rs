@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::cache::CacheState;
 use crate::taken::TakenPackage;
 
 /// The packages of Debian that this run's results come with.
@@ -31,17 +32,16 @@ pub fn write(repo: &Path, name: &str, mut object: Value) -> Result<()> {
 }
 
 /// Notes how long a command of the README took on this machine; `make figures` makes a table of it.
-/// `empty` tells whether its caches were empty.
-pub fn time(repo: &Path, command: &str, empty: bool, took: Duration) -> Result<()> {
+/// `found` is what was in its caches.
+pub fn time(repo: &Path, command: &str, found: CacheState, took: Duration) -> Result<()> {
     const FILE: &str = "times.json";
-    let caches = if empty { "empty" } else { "filled" };
     let run = json!({
-        "command": command, "caches": caches, "machine": machine(), "s": took.as_secs(),
+        "command": command, "caches": found, "machine": machine(), "s": took.as_secs(),
         "build": build(repo),
     });
     let before = fs::read_to_string(repo.join("out").join(FILE)).unwrap_or_default();
     let mut runs: Vec<Value> = serde_json::from_str(&before).unwrap_or_default();
-    runs.retain(|one| one["command"] != command || one["caches"] != caches);
+    runs.retain(|one| one["command"] != command || one["caches"] != run["caches"]);
     runs.push(run);
     text(repo, FILE, &format!("{:#}\n", Value::from(runs)))
 }
@@ -93,14 +93,63 @@ fn describe(repo: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: figures name a build that is changed, and pages don't change it.
+    //! Promises: a result names its build and its packages; a command's time is kept with what was in
+    //! the caches; figures name a build that is changed, and pages don't change it.
+    use std::path::PathBuf;
+
     use super::*;
+
+    /// A test's folder that is no repository.
+    fn folder(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("vcpufreq-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    fn read(repo: &Path, name: &str) -> Value {
+        let text = fs::read_to_string(repo.join("out").join(name)).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn a_result_names_its_world() {
+        let repo = folder("result");
+        let package = json!({
+            "name": "make", "version": "4.4.1-2", "suite": "trixie", "architecture": "amd64",
+        });
+        taken(vec![serde_json::from_value(package.clone()).unwrap()]);
+        write(&repo, "demo.json", json!({ "wrong": 0 })).unwrap();
+        let expected = json!({ "wrong": 0, "build": build(&repo), "packages": [package] });
+        assert_eq!(read(&repo, "demo.json"), expected);
+        fs::remove_dir_all(repo).unwrap();
+    }
+
+    #[test]
+    fn the_newest_time_is_kept_for_each_state_of_the_caches() {
+        let repo = folder("times");
+        let runs = [
+            (CacheState::Empty, 300),
+            (CacheState::Partly, 200),
+            (CacheState::Filled, 90),
+            (CacheState::Partly, 180),
+        ];
+        for (found, s) in runs {
+            time(&repo, "make test", found, Duration::from_secs(s)).unwrap();
+        }
+        let all = read(&repo, "times.json");
+        let all = all.as_array().unwrap().iter();
+        let all: Vec<_> = all
+            .map(|run| (run["caches"].as_str(), run["s"].as_u64()))
+            .collect();
+        let expected = [("empty", 300), ("filled", 90), ("partly", 180)];
+        assert_eq!(all, expected.map(|(caches, s)| (Some(caches), Some(s))));
+        fs::remove_dir_all(repo).unwrap();
+    }
 
     #[test]
     fn pages_change_no_build() {
-        let repo = std::env::temp_dir().join(format!("vcpufreq-build-{}", std::process::id()));
+        let repo = folder("build");
         let repo = repo.as_path();
-        fs::create_dir_all(repo).unwrap();
         let git = |words: &[&str]| {
             let name = ["-c", "user.name=a", "-c", "user.email=a@a.invalid"];
             let status = Command::new("git")

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, CacheState};
 use crate::child_output;
 use crate::choice::{Choice, RootPart};
 use crate::namespace::{self, Users};
@@ -26,15 +26,15 @@ pub struct Root {
     cache: PathBuf,
     repo: PathBuf,
     choice: Choice,
-    made: bool,
+    found: CacheState,
 }
 
 impl Root {
     /// The root for this use; makes or completes it.
     pub fn prepare(cache: &Cache, repo: &Path, for_use: RootUse) -> Result<Self> {
-        let (dir, made) = tree::prepare(cache, for_use)?;
+        let (dir, found) = tree::prepare(cache, for_use)?;
         Ok(Self {
-            made,
+            found,
             choice: tree::choice(&dir)?,
             dir: dir.join("tree"),
             cache: cache.dir().to_path_buf(),
@@ -42,9 +42,9 @@ impl Root {
         })
     }
 
-    /// Whether this run has made it: the cache was empty.
-    pub fn made(&self) -> bool {
-        self.made
+    /// What of it was there before this run.
+    pub fn found(&self) -> CacheState {
+        self.found
     }
 
     /// The release of the kernel for arm64, without architecture: `7.3.4+deb13`.

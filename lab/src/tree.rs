@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use crate::apt::Apt;
 use crate::archive::{Archive, of};
 use crate::bootstrap;
-use crate::cache::{Cache, key, remove_tree};
+use crate::cache::{Cache, CacheState, key, remove_tree};
 use crate::choice::{Choice, WantedPackages};
 use crate::namespace::{self, Users};
 use crate::progress::{Step, above};
@@ -192,20 +192,43 @@ pub fn id() -> String {
     key(parts.map(str::as_bytes))
 }
 
-/// Makes or completes the tree for this use: its folder, and whether this call has made it.
-pub fn prepare(cache: &Cache, for_use: RootUse) -> Result<(PathBuf, bool)> {
+/// How trees come about.
+struct TreeMaker<'a> {
+    /// Makes one in an empty folder.
+    make: &'a dyn Fn(&Path) -> Result<()>,
+    /// Takes the line about one that is made anew.
+    say: &'a dyn Fn(&str),
+}
+
+/// Makes or completes the tree for this use: its folder, and what was there before.
+pub fn prepare(cache: &Cache, for_use: RootUse) -> Result<(PathBuf, CacheState)> {
+    let maker = TreeMaker {
+        make: &|to| make(cache, to),
+        say: &|line| above(|| eprintln!("{line}")),
+    };
+    prepare_by(&maker, cache, for_use)
+}
+
+fn prepare_by(
+    maker: &TreeMaker<'_>,
+    cache: &Cache,
+    for_use: RootUse,
+) -> Result<(PathBuf, CacheState)> {
     let name = id();
-    let mut made = false;
+    let mut before = CacheState::Filled;
     let dir = cache.entry("root", &name, |to| {
-        made = true;
-        make(cache, to)
+        before = CacheState::Empty;
+        (maker.make)(to)
     })?;
     if for_use == RootUse::Demo || dir.join("complete").exists() {
-        return Ok((dir, made));
+        return Ok((dir, before));
     }
     let _lock = cache.lock("root-tests")?;
     if dir.join("complete").exists() {
-        return Ok((dir, made));
+        return Ok((dir, before));
+    }
+    if before == CacheState::Filled {
+        before = CacheState::Partly;
     }
     // An interrupted run may have left half a package.
     let broken = dir.join("begun").exists();
@@ -215,21 +238,20 @@ pub fn prepare(cache: &Cache, for_use: RootUse) -> Result<(PathBuf, bool)> {
     };
     if let Err(error) = added {
         // Packages of an archive of another day can't be had any more.
-        above(|| eprintln!("the toolchain root is made anew ({error:#})"));
-        let before = dir.with_extension("before");
-        remove_tree(&before)?;
-        fs::rename(&dir, &before)?;
-        made = true;
-        if let Err(error) = cache.entry("root", &name, |to| make(cache, to)) {
+        (maker.say)(&format!("the toolchain root is made anew ({error:#})"));
+        let old = dir.with_extension("before");
+        remove_tree(&old)?;
+        fs::rename(&dir, &old)?;
+        if let Err(error) = cache.entry("root", &name, |to| (maker.make)(to)) {
             if !broken {
-                fs::rename(&before, &dir)?;
+                fs::rename(&old, &dir)?;
             }
             return Err(error);
         }
-        remove_tree(&before)?;
+        remove_tree(&old)?;
         complete(&dir)?;
     }
-    Ok((dir, made))
+    Ok((dir, before))
 }
 
 /// What was chosen for the tree in this folder.
@@ -286,17 +308,23 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
     fs::create_dir(&of_machine)?;
     let mut apt = Apt::open(&of_machine)?;
     let mmdebstrap = apt.mmdebstrap()?;
-    let sources = apt.sources(SUITE)?;
+    make_of(&apt.sources(SUITE)?, &mmdebstrap, to)
+        .with_context(|| format!("cannot make the toolchain root from {}", apt.mirror()))?;
+    remove_tree(&of_machine)
+}
+
+/// Makes a tree of the packages of these sources.
+fn make_of(sources: &[String], mmdebstrap: &Path, to: &Path) -> Result<()> {
     let wanted = WantedPackages {
         by_all: owned(PACKAGES),
         by_tests: owned(&[TESTS, PROGRAMS].concat()),
     };
     let order = PackageOrder {
-        sources: &sources,
+        sources,
         wanted: &wanted,
         installed: &needed,
     };
-    settle(&to.join("apt"), &order, |_, choice| {
+    let choice = settle(&to.join("apt"), &order, |_, choice| {
         let step = Step::start("toolchain root");
         step.tell("about 500 MB to fetch, 2 to 4 minutes");
         let tree = to.join("tree");
@@ -304,7 +332,7 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
         let mut command = namespace::command(Users::All);
         let packages = needed(choice);
         command
-            .arg(&mmdebstrap)
+            .arg(mmdebstrap)
             // In the namespace every user is root.
             .args(["--mode=root", "--verbose"])
             .args(["--variant=apt", "--architectures=amd64,arm64"])
@@ -317,19 +345,13 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
             .env("INITRD", "No")
             .arg(SUITE)
             .arg(&tree)
-            .args(&sources);
+            .args(sources);
         bootstrap::run(&mut command, &to.join("mmdebstrap.log"), &step)?;
         step.done();
         Ok(())
-    })
-    .with_context(|| format!("cannot make the toolchain root from {}", apt.mirror()))
-    .and_then(|choice| {
-        fs::write(
-            to.join("choice.json"),
-            serde_json::to_string_pretty(&choice)?,
-        )?;
-        remove_tree(&of_machine)
-    })
+    })?;
+    let choice = serde_json::to_string_pretty(&choice)?;
+    Ok(fs::write(to.join("choice.json"), choice)?)
 }
 
 /// What is to be chosen from where.
@@ -410,3 +432,6 @@ fn complete(dir: &Path) -> Result<()> {
     step.done();
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

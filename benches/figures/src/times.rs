@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How long the README's commands take: `docs/times.json` keeps a run of each on each machine, with
-//! empty caches and with filled ones, and `out/times.json` has this machine's newest.
+//! empty caches and with filled ones, and `out/times.json` has this machine's newest, also those with
+//! caches that the demo has filled partly: these are in no column.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +23,7 @@ pub fn table(repo: &Path) -> Result<String> {
             continue;
         };
         let read: Vec<Value> = serde_json::from_str(&text).with_context(|| file.to_owned())?;
-        for run in read {
+        for run in read.into_iter().filter(is_shown) {
             let key = ["command", "caches", "machine"].map(|key| run[key].to_string());
             runs.insert(key, run);
         }
@@ -33,6 +34,10 @@ pub fn table(repo: &Path) -> Result<String> {
         format!("{:#}\n", Value::from(runs.clone())),
     )?;
     Ok(of_runs(&runs))
+}
+
+fn is_shown(run: &Value) -> bool {
+    run["caches"] != "partly"
 }
 
 fn of_runs(runs: &[Value]) -> String {
@@ -74,7 +79,8 @@ fn range(mut seconds: Vec<u64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: the table has the least and the most of all machines.
+    //! Promises: the table has the least and the most of all machines; caches that were filled partly
+    //! count for neither column.
     use serde_json::json;
 
     use super::*;
@@ -97,5 +103,22 @@ mod tests {
             "{table}"
         );
         assert!(table.ends_with("Measured on a; b.\n"), "{table}");
+    }
+
+    #[test]
+    fn partly_filled_caches_are_in_no_column() {
+        let repo = tempfile::tempdir().unwrap();
+        for folder in ["docs", "out"] {
+            fs::create_dir(repo.path().join(folder)).unwrap();
+        }
+        let run = |caches: &str, s: u64| json!({ "command": "make test", "machine": "a", "caches": caches, "s": s });
+        let new = Value::from(vec![run("partly", 600), run("filled", 90)]);
+        fs::write(repo.path().join(NEW), new.to_string()).unwrap();
+        let table = table(repo.path()).unwrap();
+        let row = "| `make test` | not measured | 90 s |";
+        assert!(table.contains(row), "{table}");
+        let kept = fs::read_to_string(repo.path().join(KEPT)).unwrap();
+        let kept: Value = serde_json::from_str(&kept).unwrap();
+        assert_eq!(kept, Value::from(vec![run("filled", 90)]));
     }
 }
