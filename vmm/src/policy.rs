@@ -250,8 +250,129 @@ fn table(shown: &[(u32, Option<ShownPolicy>)], now: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: a policy is named by its file; a VM is a process or all; each VM has a line.
+    //! Promises: a policy is named by its file; a VM is a process or all; what one of all refuses, none
+    //! gets; each VM has a line.
+    use std::{
+        os::unix::{
+            net::{UnixListener, UnixStream},
+            process::parent_id,
+        },
+        process::id,
+        sync::mpsc::{Receiver, channel},
+    };
+
+    use tempfile::TempDir;
+    use vcpufreq_host::HostRoot;
+
     use super::*;
+    use crate::lifecycle::record::{VmmRecord, owner_of};
+
+    /// Whose guardian was called, for what, and with which object.
+    type SeenCall = (u32, PolicyVerb, Vec<u8>);
+
+    /// Records of three processes that run, of which two have a guardian that takes calls.
+    struct GuardedVms {
+        dir: TempDir,
+        calls: Receiver<SeenCall>,
+    }
+
+    impl GuardedVms {
+        /// The guardian of `refusing` refuses each load.
+        fn new(refusing: Option<u32>) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let state = StateDir::at(dir.path());
+            let (sender, calls) = channel();
+            for pid in [id(), parent_id(), 1] {
+                let owner = owner_of(&HostRoot::default(), pid).unwrap();
+                state.write(&VmmRecord::new(owner)).unwrap();
+            }
+            for pid in [id(), parent_id()] {
+                let listener = UnixListener::bind(state.policy_socket_path(pid)).unwrap();
+                let sender = sender.clone();
+                // Until the tests' process ends.
+                std::thread::spawn(move || {
+                    for client in listener.incoming() {
+                        let (verb, object) = received(client.as_ref().unwrap());
+                        let is_load = matches!(verb, PolicyVerb::Load { .. });
+                        sender.send((pid, verb, object)).unwrap();
+                        let answer = match is_load && refusing == Some(pid) {
+                            true => PolicyAnswer::Error("no".to_owned()),
+                            false => PolicyAnswer::InForce(None),
+                        };
+                        let line = answer.line().unwrap();
+                        client.unwrap().write_all(line.as_bytes()).unwrap();
+                    }
+                });
+            }
+            Self { dir, calls }
+        }
+
+        /// Loads a policy for all; the error, and the calls that were made.
+        fn load(&self) -> (Option<String>, Vec<SeenCall>) {
+            let file = self.dir.path().join("night.bpf.o");
+            std::fs::write(&file, "object").unwrap();
+            let done = load(&StateDir::at(self.dir.path()), &file, PolicyVms::All);
+            let error = done.err().map(|error| error.to_string());
+            (error, self.calls.try_iter().collect())
+        }
+    }
+
+    fn received(client: &UnixStream) -> (PolicyVerb, Vec<u8>) {
+        let (mut input, mut line, mut object) = (BufReader::new(client), Vec::new(), Vec::new());
+        input.read_until(b'\n', &mut line).unwrap();
+        let verb = PolicyVerb::read(&line).unwrap();
+        if let PolicyVerb::Load { bytes, .. } = verb {
+            input.take(bytes).read_to_end(&mut object).unwrap();
+        }
+        (verb, object)
+    }
+
+    /// Whether each call was a trial, all of this object.
+    fn trials(calls: &[SeenCall]) -> Vec<(u32, bool)> {
+        let is_trial = |(pid, verb, object): &SeenCall| match verb {
+            PolicyVerb::Load { name, bytes, trial } => {
+                assert_eq!((&**name, *bytes, &**object), ("night", 6, &b"object"[..]));
+                (*pid, *trial)
+            }
+            other => panic!("{other:?}"),
+        };
+        calls.iter().map(is_trial).collect()
+    }
+
+    #[test]
+    fn all_try_a_policy_before_one_has_it() {
+        let (error, calls) = GuardedVms::new(None).load();
+        assert_eq!(error, None);
+        let calls = trials(&calls);
+        let (tried, loaded) = calls.split_at(2);
+        assert!(tried.iter().all(|(_, trial)| *trial), "{calls:?}");
+        assert!(loaded.iter().all(|(_, trial)| !trial), "{calls:?}");
+        for half in [tried, loaded] {
+            let mut pids: Vec<u32> = half.iter().map(|(pid, _)| *pid).collect();
+            let mut all = [id(), parent_id()];
+            pids.sort_unstable();
+            all.sort_unstable();
+            assert_eq!(pids, all);
+        }
+    }
+
+    #[test]
+    fn what_one_vm_refuses_none_gets() {
+        for refusing in [id(), parent_id()] {
+            let (error, calls) = GuardedVms::new(Some(refusing)).load();
+            assert_eq!(error, Some(format!("process {refusing}: no")));
+            let calls = trials(&calls);
+            assert!(calls.contains(&(refusing, true)), "{calls:?}");
+            assert!(calls.iter().all(|(_, trial)| *trial), "{calls:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_vm_there_is_a_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let none = vms(&StateDir::at(dir.path()), PolicyVms::All).unwrap_err();
+        assert!(none.to_string().contains("no guest of this user"), "{none}");
+    }
 
     #[test]
     fn a_file_names_its_policy() {
