@@ -321,7 +321,7 @@ mod tests {
     //! clamp has its cause; what is lost is named.
 
     use super::*;
-    use crate::stats::TuningStats;
+    use crate::stats::{DeciderStats, TuningStats};
 
     const TEXT: &str = "# tracer: nop\n\
         \x20 x-7 [002] d..2. 1.000000: sched_switch: prev_comm=x prev_pid=7 prev_prio=120 prev_state=S ==> next_comm=vcpu1 next_pid=99 next_prio=120\n\
@@ -404,17 +404,29 @@ mod tests {
             floor_khz: Some(1_800_000),
             ..TuningStats::default()
         };
-        let mut with = stats();
-        with.tunings = vec![tuned];
-        for moment in [stats(), stats(), with.clone(), with] {
+        let decided = Stats {
+            decided_by: Some(DeciderStats::default()),
+            ..stats()
+        };
+        // A tuning counts above a policy's answer.
+        let with = Stats {
+            tunings: vec![tuned],
+            ..decided.clone()
+        };
+        let moments = [stats(), stats(), decided, with.clone(), with, stats()];
+        for moment in moments {
             timeline.sample(&moment);
         }
         let trace = timeline.finish(0);
         let expected = [
             (1, "uclamp 0 to 0, by guest"),
             (2, "uclamp 0 to 0, by guest"),
+            (1, "uclamp 0 to 0, by policy"),
+            (2, "uclamp 0 to 0, by policy"),
             (2, "uclamp 0 to 0, by tune"),
             (2, "tuned"),
+            (1, "uclamp 0 to 0, by guest"),
+            (2, "uclamp 0 to 0, by guest"),
         ];
         assert_eq!(marks(&trace), expected);
     }
