@@ -79,7 +79,7 @@ const BOOTS: &[Boot] = &[
         &["demo", "memory", "fallbacks", "fallbacks:start"],
     ),
     boot(Long, 105, "2+2", &["tune"]),
-    boot(Long, 60, "2+2", &["policy"]),
+    boot(Long, 75, "2+2", &["policy"]),
     // Each of its 1,000 changes is four programs that the emulated host verifies.
     boot(Long, 300, "2+2", &["bpf-policy"]),
     Boot {

@@ -121,8 +121,12 @@ fn refused(vcpu: &TinyVcpu, operator: &mut OperatorVm) -> Result<LabVerdict> {
         let right = line.contains(word) && !line.contains('\n') && line.contains("refused");
         verdict = verdict.check(name, right, line);
     }
+    let tried = operator.judge(&object("night")?);
+    let tried = tried.map_err(|error| error.to_string());
     let name = vcpu.host.policy_name();
-    Ok(verdict.check_eq("the one before stays", &name.as_deref(), Some("boost")))
+    Ok(verdict
+        .check("a trial that is passed", tried.is_ok(), &tried)
+        .check_eq("the one before stays", &name.as_deref(), Some("boost")))
 }
 
 /// A VM's lower limit, beneath which the policy stays.

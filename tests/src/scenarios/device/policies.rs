@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq policy` beside a running guest: the clamp follows a policy that is loaded, the clock that
 //! it reads, its reset and the end of the guardian that holds it, without a request of the guest's.
-//! `policy show` and `stats` name it. What is refused has exit code 2, one line, and changes nothing.
-//! Changes beside a guest that requests lose no request, and cost no exit to the VMM.
+//! `policy show`, `stats` and `trace` name it. `--vm all` is each guest of the user. What is refused has
+//! exit code 2, one line, and changes nothing. Changes beside a guest that requests lose no request, and
+//! cost no exit to the VMM.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
@@ -25,12 +27,15 @@ use crate::harness::vm::Vm;
 /// By the program; `bpf-policy` makes 1,000.
 const CHANGES: u32 = 50;
 const NOBODY: u32 = 65534;
+const BY_BPF: [&str; 2] = ["--path", "bpf"];
+const TRACE: &str = "/tmp/policy-trace.json";
 
 pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let (vcpu, policy) = last_of(&policies)?;
-    let options = ["--clamp", "floor", "--path", "bpf", "--sum=false"];
+    let options = ["--clamp", "floor", "--sum=false"];
     let mut setup = plan.mirroring(&first_cpus(&policies)).with(&options);
+    setup = setup.with(&BY_BPF);
     setup.silent = true;
     let mut vm = plan.guest(&setup)?;
     set_governor(&mut vm, vcpu, "userspace")?;
@@ -39,6 +44,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let follows = guest.follows()?;
     let refused = guest.refused()?;
     let changes = guest.changes()?;
+    let for_all = guest.for_all(plan, policies[0].cpu())?;
     let ends = guest.ends()?;
     // Without a guardian it doesn't tidy up.
     guest.vm.kill()?;
@@ -47,6 +53,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         .part("follows", follows)
         .part("refused", refused)
         .part("changes", changes)
+        .part("for_all", for_all)
         .part("ends", ends)
         .check_eq("all is cleaned up", &cleaned.status.code(), Some(0)))
 }
@@ -76,11 +83,13 @@ impl DecidedGuest<'_> {
             Ok((clamp, host_runs_at(policy, &mut self.vm, high)?))
         })?;
         let by_day = set_hour(12, || self.settled((most, 1024)))?;
-        let shown = self.shown()?;
+        let shown = shown(self.vm.program())?;
         let stats = stats::of(&self.vm)?;
+        let causes = self.causes()?;
         self.reset()?;
         ask_for(&mut self.vm, self.vcpu, low)?;
         let reset = self.settled((least, 1024))?;
+        let causes = [causes, self.causes()?];
         let figures = json!({ "shown": shown, "runs_at_night_khz": runs_at });
         Ok(LabVerdict::with_figures(figures)
             .check_eq("the built-in rule", &built_in, (least, 1024))
@@ -100,7 +109,12 @@ impl DecidedGuest<'_> {
                 &stats["decided_by"]["name"],
                 json!("night"),
             )
-            .check_eq("the built-in rule after a reset", &reset, (least, 1024)))
+            .check_eq("the built-in rule after a reset", &reset, (least, 1024))
+            .check_eq(
+                "a trace names what clamps are by",
+                &causes,
+                ["policy", "guest"].map(|cause| BTreeSet::from([cause.to_owned()])),
+            ))
     }
 
     fn refused(&mut self) -> Result<LabVerdict> {
@@ -163,6 +177,42 @@ impl DecidedGuest<'_> {
             .check_eq("no access exits to the VMM", &exits, 0))
     }
 
+    /// Another guest has what this one has.
+    fn for_all(&mut self, plan: &Plan, pcpu: u32) -> Result<LabVerdict> {
+        let mut setup = plan.mirroring(&[pcpu]).with(&BY_BPF);
+        setup.silent = true;
+        let other = plan.guest(&setup)?;
+        let all = |verb: &[&str]| policy(&[verb, &["--vm", "all"]].concat());
+        let mut has = Vec::new();
+        let mut codes = Vec::new();
+        for verb in [
+            &["load", "/lab/bpf/margin.bpf.o"][..],
+            &["load", "/lab/bpf/policy_nonsense.bpf.o"],
+            &["reset"],
+        ] {
+            codes.push(all(verb)?.status.code());
+            has.push(
+                [self.vm.program(), other.program()]
+                    .map(|pid| Some(shown(pid).ok()?["policy"]["name"].clone())),
+            );
+        }
+        other.quit()?;
+        let margin = || Some(json!("margin"));
+        Ok(LabVerdict::default()
+            .check_eq("taken, refused, reset", &codes, [0, 2, 0].map(Some))
+            .check_eq("both have it", &has[0], [margin(), margin()])
+            .check_eq(
+                "what is refused changes none",
+                &has[1],
+                [margin(), margin()],
+            )
+            .check_eq(
+                "both have none",
+                &has[2],
+                [Some(Value::Null), Some(Value::Null)],
+            ))
+    }
+
     /// The end of what holds the policy is the policy's.
     fn ends(&mut self) -> Result<LabVerdict> {
         let least = self.policy.util(self.policy.min());
@@ -194,14 +244,33 @@ impl DecidedGuest<'_> {
         succeeded(&["reset", "--vm", &self.vm.program().to_string()]).map(drop)
     }
 
-    /// What `policy show` has of it.
-    fn shown(&self) -> Result<Value> {
-        let all = succeeded(&["show", "--json"])?;
-        let all: Vec<Value> = serde_json::from_slice(&all)?;
-        let pid = self.vm.program();
-        let mut own = all.into_iter().filter(|one| one["pid"] == pid);
-        own.next().context("the guest isn't shown")
+    /// What a trace says this vCPU's clamps are by.
+    fn causes(&self) -> Result<BTreeSet<String>> {
+        let pid = self.vm.program().to_string();
+        let words = ["trace", &pid, "--for", "100ms", "--out", TRACE];
+        let output = Command::new("/bin/vcpufreq").args(words).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "trace: {said}");
+        let trace: Value = serde_json::from_slice(&fs::read(TRACE)?)?;
+        let events = trace["traceEvents"].as_array().context("no events")?;
+        let clamps = events.iter().filter(|one| {
+            let is_clamp = one["name"]
+                .as_str()
+                .is_some_and(|of| of.starts_with("uclamp "));
+            // Track 0 has a meaning of its own.
+            is_clamp && one["tid"] == self.vcpu + 1
+        });
+        let causes = clamps.filter_map(|one| Some(one["args"]["by"].as_str()?.to_owned()));
+        Ok(causes.collect())
     }
+}
+
+/// What `policy show` has of a guest.
+fn shown(pid: u32) -> Result<Value> {
+    let all = succeeded(&["show", "--json"])?;
+    let all: Vec<Value> = serde_json::from_slice(&all)?;
+    let mut own = all.into_iter().filter(|one| one["pid"] == pid);
+    own.next().context("the guest isn't shown")
 }
 
 fn policy(words: &[&str]) -> Result<Output> {
