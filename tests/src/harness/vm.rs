@@ -285,6 +285,11 @@ impl Vm {
         settled(SOON, || self.clamp(vcpu), |now| *now == wanted)
     }
 
+    /// How often a vCPU's thread has slept, as an idle vCPU's does.
+    pub fn sleeps(&self, vcpu: usize) -> Result<u32> {
+        field(&self.sched(vcpu)?, "nr_voluntary_switches")
+    }
+
     /// The utilization that the host sees of a vCPU's thread now.
     pub fn util_avg(&self, vcpu: usize) -> Result<u32> {
         field(&self.sched(vcpu)?, "se.avg.util_avg")

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Programs on the host set floors and ceilings by `vcpufreq tune`, by each path: clamp and frequency
 //! of the vCPU are those of floor, ceiling and request together, and of the request alone when the
-//! programs end. kill -9 of 50 of them: the clamp is back within 100 ms each time. What is no call has
-//! exit code 2, one line, and changes nothing.
+//! programs end: the clamp of a vCPU that is busy and makes no request is back within 100 ms of a time's
+//! end, of `untune`, and of each of 50 times kill -9. What is no call has exit code 2, one line, and
+//! changes nothing.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
@@ -78,9 +79,12 @@ fn by_path(plan: &Plan, policies: &[Policy], path: Option<&str>, kills: usize) -
         wrong: Vec::new(),
     };
     guest.floors_and_ceilings()?;
+    let slept = guest.vm.sleeps(vcpu)?;
     guest.ends()?;
     let refused = guest.refusals()?;
     let slowest = guest.kills(kills)?;
+    let sleeps = guest.vm.sleeps(vcpu)? - slept;
+    guest.check("the vCPU was busy all the time", sleeps == 0);
     let TunedGuest { vm, wrong, .. } = guest;
     vm.quit()?;
     Ok(json!({
@@ -124,25 +128,39 @@ impl TunedGuest<'_> {
         let begun = Instant::now();
         let lasts = format!("{}ms", LASTS.as_millis());
         let mut timed = Client::start(&self.options("--floor", floor, &lasts))?;
-        let status = timed.child.wait()?;
-        let passed = begun.elapsed();
-        self.check("ends by its time", status.success() && passed >= LASTS);
-        self.has("behind its time", self.policy.min())?;
+        // It is in force by now, and so lasts no longer than from now on.
+        let ended = Instant::now() + LASTS;
+        self.has("within its time", floor)?;
+        self.is_back("behind its time", ended)?;
+        self.check("not before it", begun.elapsed() >= LASTS);
+        self.check("ends by its time", timed.child.wait()?.success());
         let one = self.client("--floor", floor)?;
+        self.has("before untune", floor)?;
         let longer = tune(&["retune", &pid, &one.handle, "--for", "120s"])?;
         let left = self.tunings()?[0]["left_ms"].as_u64();
         let is_longer = left.is_some_and(|left| left > 60_000);
         self.check("retune", longer.status.success() && is_longer);
         let ended = tune(&["untune", &pid, &one.handle])?;
+        self.is_back("behind untune", Instant::now())?;
         self.check("untune", ended.status.success());
         let mut one = one;
         self.check("its client ends", one.child.wait()?.success());
-        self.has("behind untune", self.policy.min())?;
         let mut with_command = self.options("--floor", floor, "60s");
         with_command.extend(["--", "/bin/vcpufreq", "cleanup", "--nope"].map(str::to_owned));
         let ran = tune(&with_command)?;
         self.check("has its command's code", ran.status.code() == Some(2));
         self.has("behind its command", self.policy.min())
+    }
+
+    /// The clamp is the lowest request's again, within [`BACK`] of `ended`.
+    fn is_back(&mut self, what: &str, ended: Instant) -> Result<()> {
+        self.has(what, self.policy.min())?;
+        let took = ended.elapsed();
+        if took > BACK {
+            self.wrong
+                .push(json!({ "what": what, "back_us": took.as_micros() }));
+        }
+        Ok(())
     }
 
     /// What is no call; whether nothing has changed, with exit code 2 and one line.
