@@ -16,6 +16,9 @@ use crate::harness::sysfs;
 use crate::harness::vmm::vcpu_name;
 
 const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_userspace_exit"];
+/// A thread waits for a lock, with PREEMPT_RT also for a spinlock. Of raw ones the kernel shows a wait
+/// behind another one that waits.
+const LOCKS: [&str; 2] = ["lock/contention_begin", "kvm/kvm_entry"];
 /// For each CPU: 100,000 writes are 5 MB.
 const BUFFER_KIB: u32 = 32 * 1024;
 
@@ -45,13 +48,23 @@ pub struct SeenExits {
     /// KVM's count of MMIO exits to userspace meanwhile.
     pub mmio_exit_user: u64,
     interrupted: BTreeMap<String, u64>,
+    lock_waits: BTreeMap<(String, u64), u64>,
 }
 
 impl Exits {
     /// Starts to watch.
     pub fn watch() -> Result<Self> {
+        Self::watch_events(&EVENTS)
+    }
+
+    /// The same, and waits for locks.
+    pub fn watch_with_locks() -> Result<Self> {
+        Self::watch_events(&[EVENTS, LOCKS].concat())
+    }
+
+    fn watch_events(events: &[&str]) -> Result<Self> {
         let trace = Instance::create("exits", BUFFER_KIB)?;
-        trace.enable(&EVENTS)?;
+        trace.enable(events)?;
         quiet_consoles();
         let mmio_exit_user = kvm_statistic("mmio_exit_user")?;
         trace.start()?;
@@ -78,6 +91,7 @@ impl Exits {
             by_thread: counter.by_thread,
             mmio_exit_user,
             interrupted: counter.interrupted,
+            lock_waits: counter.lock_waits,
         })
     }
 }
@@ -105,6 +119,15 @@ impl SeenExits {
     pub fn interrupted(&self, name: &str) -> u64 {
         let all = self.interrupted.iter();
         all.filter(|(thread, _)| is_called(thread, name))
+            .map(|(_, count)| count)
+            .sum()
+    }
+
+    /// How often a vCPU's thread waited for a lock between two stays in its guest, in which it accessed
+    /// this address; its name is that of one guest only.
+    pub fn lock_waits(&self, name: &str, address: u64) -> u64 {
+        let all = self.lock_waits.iter();
+        all.filter(|((thread, at), _)| *at == address && is_called(thread, name))
             .map(|(_, count)| count)
             .sum()
     }
@@ -141,11 +164,15 @@ struct ExitCounter {
     last: BTreeMap<String, u64>,
     /// By thread.
     interrupted: BTreeMap<String, u64>,
+    /// Since each thread was in its guest: what it accessed, and its waits for locks.
+    outside: BTreeMap<String, (Option<u64>, u64)>,
+    lock_waits: BTreeMap<(String, u64), u64>,
 }
 
 impl ExitCounter {
     /// `kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1`
     /// `kvm_userspace_exit: reason KVM_EXIT_MMIO (6)`
+    /// `contention_begin: 00000000c0ffee00 (flags=RT)`
     fn line(&mut self, line: &TraceLine) -> Result<()> {
         let thread = line.thread;
         let reason = line.tail.split_whitespace().nth(1);
@@ -158,6 +185,14 @@ impl ExitCounter {
                     .entry((thread.to_owned(), address))
                     .or_default() += 1;
                 self.last.insert(thread.to_owned(), address);
+                self.outside.entry(thread.to_owned()).or_default().0 = Some(address);
+            }
+            ("contention_begin", _) => self.outside.entry(thread.to_owned()).or_default().1 += 1,
+            ("kvm_entry", _) => {
+                if let Some((Some(address), waits)) = self.outside.remove(thread) {
+                    let at = (thread.to_owned(), address);
+                    *self.lock_waits.entry(at).or_default() += waits;
+                }
             }
             ("kvm_userspace_exit", Some("KVM_EXIT_MMIO")) => {
                 let address = line.known(self.last.get(thread))?;
@@ -185,30 +220,50 @@ pub fn kvm_statistic(name: &str) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    //! An exit is put down to what its thread accessed last.
+    //! An exit is put down to what its thread accessed last, and so is a wait for a lock on the way.
     use super::*;
+
+    fn seen(lines: &[&str]) -> SeenExits {
+        let mut counter = ExitCounter::default();
+        for line in lines.iter().filter_map(|line| TraceLine::read(line)) {
+            counter.line(&line).unwrap();
+        }
+        SeenExits {
+            by_address: counter.by_address,
+            by_thread: counter.by_thread,
+            mmio_exit_user: 1,
+            interrupted: counter.interrupted,
+            lock_waits: counter.lock_waits,
+        }
+    }
+
+    #[test]
+    fn waits_for_locks_by_address() {
+        let seen = seen(&[
+            " vcpu1-9 [003] ..... 1.0: contention_begin: 000000003f5a1b20 (flags=RT)",
+            " vcpu1-9 [003] d.... 1.1: kvm_entry: PC: 0xffff800080010000",
+            " vcpu1-9 [003] ..... 1.2: kvm_mmio: mmio write len 4 gpa 0xa001004 val 0x927c0",
+            " worker-7 [000] ..... 1.3: contention_begin: 000000003f5a1b20 (flags=RT)",
+            " vcpu1-9 [003] ..... 1.4: contention_begin: 000000003f5a1b20 (flags=RT|READ)",
+            " vcpu1-9 [003] d.... 1.5: kvm_entry: PC: 0xffff800080010000",
+            " vcpu1-9 [003] ..... 1.6: contention_begin: 000000003f5a1b20 (flags=SPIN)",
+            " vcpu1-9 [003] d.... 1.7: kvm_entry: PC: 0xffff800080010000",
+        ]);
+        assert_eq!(seen.lock_waits("vcpu1", 0xa00_1004), 1);
+        assert_eq!(seen.lock_waits("vcpu1", 0xa00_0004), 0);
+        assert_eq!(seen.lock_waits("vcpu0", 0xa00_1004), 0);
+    }
 
     #[test]
     fn exits_by_address() {
-        let mut counter = ExitCounter::default();
-        for line in [
+        let seen = seen(&[
             "# tracer: nop",
             " vcpu0-9 [000] ..... 1.0: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x927c0",
             " vcpu1-8 [001] ..... 1.1: kvm_mmio: mmio unsatisfied-read len 1 gpa 0x9000005 val 0x0",
             " vcpu0-9 [000] ..... 1.2: kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1",
             " vcpu1-8 [001] ..... 1.3: kvm_userspace_exit: reason KVM_EXIT_MMIO (6)",
             " vcpu0-9 [000] ..... 1.4: kvm_userspace_exit: reason KVM_EXIT_INTR (10)",
-        ] {
-            if let Some(line) = TraceLine::read(line) {
-                counter.line(&line).unwrap();
-            }
-        }
-        let seen = SeenExits {
-            by_address: counter.by_address,
-            by_thread: counter.by_thread,
-            mmio_exit_user: 1,
-            interrupted: counter.interrupted,
-        };
+        ]);
         assert_eq!(
             ["vcpu0", "vcpu1"].map(|name| seen.interrupted(name)),
             [1, 0]

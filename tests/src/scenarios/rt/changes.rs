@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Real-time vCPUs in their partition change their requests, one busy moment after the other. The
 //! host's trace shows no dip of the frequency, the clamp of each request in force, no exit of the
-//! bridge's registers to userspace, and no other thread on their pCPUs.
+//! bridge's registers to userspace, no wait for a lock on a request's way, and no other thread on their
+//! pCPUs.
 
 use std::collections::BTreeSet;
 use std::thread::sleep;
@@ -65,7 +66,7 @@ pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<LabVerdict> {
         set_governor(vm, one.vcpu, "userspace")?;
     }
     let device = GuestDevice::of(vm)?;
-    let exits = Exits::watch()?;
+    let exits = Exits::watch_with_locks()?;
     let trace = Trace::start_with_registers()?;
     sleep(PATCHED);
     for one in vcpus {
@@ -114,6 +115,7 @@ fn of_vcpu(
     let (in_force, looked_at, strange) = clamps(one.policy, &requests, looks);
     let accesses = exits.at(device.trapping(one.vcpu..one.vcpu + 1));
     let interrupted = exits.interrupted(&name);
+    let lock_waits = exits.lock_waits(&name, device.told_by(one.vcpu).0);
     let company = Company::of(&name, one.cpu, &seen.switches);
     let lost = trace::lost_on(one.cpu)?;
     let irq_work = company.counts.get(&format!("irq_work/{}", one.cpu));
@@ -121,6 +123,7 @@ fn of_vcpu(
         "vcpu": one.vcpu, "frequency": dips.json(), "clamps_in_force": in_force,
         "clamps_looked_at": looked_at, "other_clamps": strange, "requests": accesses.trapped,
         "exits_to_userspace_by_the_bridge": accesses.exited, "exits_for_signals": interrupted,
+        "waits_for_locks": lock_waits,
         "runs_of_irq_work": irq_work.copied().unwrap_or(0), "strangers": company.strangers,
         "times_switched_to": company.counts, "events_lost": lost,
     });
@@ -142,6 +145,7 @@ fn of_vcpu(
         .check("requests are trapped", each_trapped, accesses.trapped)
         .check_eq("none exits", &accesses.exited, 0)
         .check_eq("no signal interrupts", &interrupted, 0)
+        .check_eq("no request waits for a lock", &lock_waits, 0)
         .check(
             "no stranger runs there",
             company.strangers.is_empty(),
