@@ -102,6 +102,12 @@ fn another_architecture_limits_run_alone() {
     );
     let findings = findings(&host);
     assert_eq!(exit_code(&findings), 1);
+    // The other paths are run's.
+    let paths = findings
+        .iter()
+        .filter(|one| one.subject.starts_with("path"));
+    let paths: Vec<_> = paths.map(|one| (one.subject, &*one.what)).collect();
+    assert_eq!(paths, [("path", "shm")]);
     let text = text(&findings);
     let first = text.lines().next().unwrap();
     for part in ["run's guests need arm64", "by qemu and serve"] {
