@@ -165,6 +165,9 @@ const ADD: &str = r#"
     rm "$dir/begun"
 "#;
 
+/// The file that a tree's lists are named in.
+const LISTS: &str = "lists";
+
 /// What a root is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RootUse {
@@ -324,7 +327,9 @@ fn make_of(sources: &[String], mmdebstrap: &Path, to: &Path) -> Result<()> {
         wanted: &wanted,
         installed: &needed,
     };
-    let choice = settle(&to.join("apt"), &order, |_, choice| {
+    let choice = settle(&to.join("apt"), &order, |archive, choice| {
+        let listed = format!("{:?}", archive.listed);
+        fs::write(to.join(LISTS), key([listed.as_bytes()]))?;
         let step = Step::start("toolchain root");
         step.tell("about 500 MB to fetch, 2 to 4 minutes");
         let tree = to.join("tree");
@@ -352,6 +357,13 @@ fn make_of(sources: &[String], mmdebstrap: &Path, to: &Path) -> Result<()> {
     })?;
     let choice = serde_json::to_string_pretty(&choice)?;
     Ok(fs::write(to.join("choice.json"), choice)?)
+}
+
+/// Which package lists the tree in this folder was made from: what was built with a tree of others,
+/// in the same folder, isn't this one's.
+pub fn lists(dir: &Path) -> String {
+    // Trees of a program that did not note it are all alike.
+    fs::read_to_string(dir.join(LISTS)).unwrap_or_default()
 }
 
 /// What is to be chosen from where.

@@ -127,9 +127,15 @@ fn a_tree_that_has_lost_a_package_is_made_anew() {
     let Some(mut scene) = TreeScene::new("lost") else {
         return;
     };
-    scene.prepare(RootUse::Demo).unwrap();
+    let (dir, _) = scene.prepare(RootUse::Demo).unwrap();
+    let before = lists(&dir);
     scene.moves("sparse");
     let (dir, found) = scene.prepare(RootUse::Tests).unwrap();
+    assert_ne!(
+        lists(&dir),
+        before,
+        "what was built with the first is taken"
+    );
     assert_eq!(found, CacheState::Partly);
     let said = scene.said();
     assert_eq!(said.len(), 1, "{said:?}");
