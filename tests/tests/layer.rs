@@ -3,12 +3,15 @@
 //! - its list of crates is that of Cargo.lock
 //! - each profile that it chooses for a machine is a shipped one, and local.conf can choose another
 //! - BPF programs are compiled with the target's headers before the build machine's
+//! - oelint-adv, the linter of the field, has no finding but for what .oelint.cfg switches off
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const LAYER: &str = "contrib/meta-vcpufreq";
+/// Version that the recipes were written for; a newer one may have new rules.
+const LINTER: &str = "oelint-adv==9.11.2";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -104,4 +107,51 @@ fn bpf_programs_have_the_targets_headers_first() {
         };
         assert!(at("-isystem /sysroot/usr/include ") < at("-idirafter /usr/include/"));
     }
+}
+
+/// The recipes below a folder.
+fn recipes(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            recipes(&path, into);
+        } else if path.extension().is_some_and(|end| end == "bb") {
+            into.push(path);
+        }
+    }
+}
+
+#[test]
+#[ignore = "fetches the linter: make test-long"]
+fn the_linter_finds_nothing() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let run = |program: &Path, words: &[&str]| {
+        let output = Command::new(program).args(words).output();
+        output.map_or_else(
+            |error| Some(error.to_string()),
+            |output| {
+                let failed = !output.status.success();
+                failed.then(|| String::from_utf8_lossy(&output.stderr).into_owned())
+            },
+        )
+    };
+    let at = dir.path().to_str().expect("UTF-8");
+    let missing = run(Path::new("python3"), &["-m", "venv", at])
+        .or_else(|| run(&dir.path().join("bin/pip"), &["install", "--quiet", LINTER]));
+    if let Some(why) = missing {
+        println!("SKIP: no {LINTER}: {why}");
+        return;
+    }
+    let layer = root().join(LAYER).canonicalize().expect("the layer");
+    let mut files = vec![layer.join("conf/layer.conf")];
+    recipes(&layer, &mut files);
+    assert!(files.len() > 4, "{files:?}");
+    let linter = dir.path().join("bin/oelint-adv");
+    let output = Command::new(linter)
+        .current_dir(&layer)
+        .args(&files)
+        .output();
+    let output = output.expect("the linter");
+    let found = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{found}");
 }
