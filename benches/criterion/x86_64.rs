@@ -15,9 +15,8 @@ use attach::guest::run_vcpu;
 use criterion::Criterion;
 use kvm_bindings::kvm_regs;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vcpufreq_bridge::{KvmSlot, PageMapping, accesses_are_of};
+use vcpufreq_bridge::{KvmSlot, PageMapping};
 use vcpufreq_device::{PageMemory, VcpuId};
-use vcpufreq_host::Tid;
 use vcpufreq_host::fakes::FakeHost;
 
 const CODE: u64 = 0x1000;
@@ -71,9 +70,8 @@ fn measure(
     let ram = attach::guest::ram(&vm)?;
     let mut vcpu = guest(&vm, &ram, code)?;
     let attachment = handle.attach(KvmSlot { vm, slot: 1 });
-    accesses_are_of(VcpuId(0));
-    handle.register_thread(VcpuId(0), Tid::current())?;
-    handle.vcpu_moved(VcpuId(0));
+    handle.register_this_thread(VcpuId(0))?;
+    handle.before_run();
 
     let mmio = bridge.mmio();
     let (mut exits, mut accesses) = (0, 0);

@@ -201,18 +201,18 @@ impl EventStats {
     }
 
     /// Whether a frequency could not be read since the last call.
-    pub fn take_source_failed(&self) -> bool {
+    pub(crate) fn take_source_failed(&self) -> bool {
         self.source_failed.swap(false, Relaxed)
     }
 
     /// Whether requests have had to wait since the last call; the next one
     /// wakes the maintenance thread again.
-    pub fn take_limited(&self) -> bool {
+    pub(crate) fn take_limited(&self) -> bool {
         self.limited.swap(false, SeqCst)
     }
 
     /// From now on, `thread` is woken when a request has to wait.
-    pub fn wake_when_limited(&self, thread: Thread) {
+    pub(crate) fn wake_when_limited(&self, thread: Thread) {
         // There is one such thread.
         let _ = self.maintenance.set(thread);
     }
@@ -251,7 +251,7 @@ impl EventStats {
 
     /// How often a policy was found to have left schedutil, and a vCPU's thread
     /// its pCPUs; and how many policies are under another governor than schedutil now.
-    pub fn lost_on_host(&self) -> [u64; 3] {
+    pub(crate) fn lost_on_host(&self) -> [u64; 3] {
         let counts = [&self.governors_lost, &self.pins_lost, &self.governors_off];
         counts.map(|count| count.load(Relaxed))
     }

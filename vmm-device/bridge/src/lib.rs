@@ -6,7 +6,7 @@
 //!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings, caps
 //! ```
 //!
-//! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls` it is `KvmSlot`) and [`Embedder`],
+//! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls`, `KvmSlot` is one) and [`Embedder`],
 //! calls [`Bridge::builder`], and puts [`Bridge::mmio`] on its bus. It reports its threads, resets
 //! and end to a [`BridgeHandle`].
 //!

@@ -5,16 +5,27 @@ use std::cell::Cell;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use vcpufreq_device::{Actuator, Events, MmioRegion, Source, VcpuId};
+use vcpufreq_host::current_cpu;
 
 thread_local! {
     /// The vCPU that this thread runs. Not an argument of each access: the register region alone
     /// needs it, below devices that wrap it.
     static VCPU: Cell<Option<VcpuId>> = const { Cell::new(None) };
+    /// The pCPU on which it last entered the guest.
+    static PCPU: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Accesses that this thread makes from now on are those of `vcpu`.
+/// Accesses that this thread makes from now on are those of `vcpu`: for a device without a bridge, whose
+/// handle [registers](crate::BridgeHandle::register_this_thread) threads.
 pub fn accesses_are_of(vcpu: VcpuId) {
     VCPU.set(Some(vcpu));
+    PCPU.set(None);
+}
+
+/// The vCPU that this thread runs, if it is on another pCPU than at the last call.
+pub(crate) fn moved_vcpu() -> Option<VcpuId> {
+    let now = current_cpu().ok();
+    VCPU.get().filter(|_| PCPU.replace(now) != now)
 }
 
 /// Something that answers guest accesses to a range of addresses.

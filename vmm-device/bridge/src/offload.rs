@@ -8,10 +8,12 @@
 //! detached: no access is lost.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 /// `KVM_MEM_READONLY` of `linux/kvm.h`.
@@ -126,7 +128,7 @@ pub struct KvmOffload {
     pub pages: Option<Arc<dyn SlotMemory>>,
     /// What its writes signal; other values exit.
     pub doorbells: Arc<[Doorbell]>,
-    /// Readable when the thread that answers the doorbells has ended.
+    /// Readable when the thread that answers the doorbells has ended, or the bridge.
     pub lost: Arc<EventFd>,
     /// The path is of no use without the doorbells: KVM's refusal loses it.
     pub all_or_nothing: bool,
@@ -410,6 +412,17 @@ impl Attachment {
         }
     }
 
+    /// Calls [`Self::fall_back`] whenever it is to be called, until all accesses exit or the bridge has
+    /// ended: for a VMM that gives it a thread. It also falls back if it can't wait.
+    pub fn watch(mut self) {
+        while let Some(lost) = self.lost() {
+            match wait_until_readable(lost) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ => self.fall_back(),
+            }
+        }
+    }
+
     /// Takes it back from a virtual machine that goes on without it. One that ends needs no call.
     ///
     /// # Errors
@@ -418,6 +431,13 @@ impl Attachment {
         let attached = self.attached.as_mut();
         attached.map_or(Ok(()), InstalledOffload::detach)
     }
+}
+
+fn wait_until_readable(event: &EventFd) -> io::Result<usize> {
+    let epoll = Epoll::new()?;
+    let readable = EpollEvent::new(EventSet::IN, 0);
+    epoll.ctl(ControlOperation::Add, event.as_raw_fd(), readable)?;
+    epoll.wait(-1, &mut [EpollEvent::default()])
 }
 
 #[cfg(test)]

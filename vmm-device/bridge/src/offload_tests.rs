@@ -116,6 +116,15 @@ fn one_that_does_not_gets_none() {
     }
 }
 
+#[test]
+fn a_watch_detaches_what_is_lost() {
+    let vm = FakeVm::new(Removal::Works);
+    let (attachment, offload, _) = attached(&vm);
+    offload.lost.write(1).unwrap();
+    attachment.watch();
+    assert_eq!((vm.connected(), offload.state.writes()), (0, false));
+}
+
 /// It worked when it was tried.
 #[test]
 fn what_is_kept_is_an_error() {

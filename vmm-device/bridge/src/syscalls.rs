@@ -5,8 +5,8 @@
 //! and ends a bridge, and the new path in [`fall_back`](crate::Attachment::fall_back): threads, files,
 //! eventfds, epoll sets and perf events.
 
-/// On a vCPU's thread: an access that exits, and [`vcpu_moved`](crate::BridgeHandle::vcpu_moved).
-/// `register_thread` comes before the filter.
+/// On a vCPU's thread: an access that exits, and [`before_run`](crate::BridgeHandle::before_run).
+/// `register_this_thread` comes before the filter.
 pub const VCPU: &[i64] = &[
     libc::SYS_epoll_pwait,
     #[cfg(target_arch = "x86_64")]

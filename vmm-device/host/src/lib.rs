@@ -75,7 +75,7 @@ pub use root::{CPUS, HostRoot, version_of};
 pub use saved_thread::{PolicyBefore, SavedThread};
 pub use source::{PcpuCapacity, SourceSetupError, SysfsSource};
 pub use sys::{
-    SchedAttr, Tid, affinity_of, is_within, memory_file, monotonic_ns, pin, stay_off,
+    SchedAttr, Tid, affinity_of, current_cpu, is_within, memory_file, monotonic_ns, pin, stay_off,
     thread_cpu_time,
 };
 pub use thread_actuator::{

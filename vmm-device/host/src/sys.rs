@@ -306,8 +306,11 @@ pub(super) fn attached_programs(dir: &File, attach_type: u32) -> io::Result<u32>
     check(ret).map(|()| query.prog_cnt)
 }
 
-/// The pCPU that the caller is on.
-pub(super) fn current_cpu() -> io::Result<u32> {
+/// The pCPU that the calling thread is on.
+///
+/// # Errors
+/// `ENOSYS`, from a kernel without getcpu(2).
+pub fn current_cpu() -> io::Result<u32> {
     // SAFETY: has no arguments.
     let cpu = unsafe { libc::sched_getcpu() };
     u32::try_from(cpu).map_err(|_| io::Error::last_os_error())

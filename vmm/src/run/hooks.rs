@@ -68,7 +68,7 @@ impl Hooks for GuestHooks {
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
         self.rt.schedule(vcpu, tid)?;
         if let Some(bridge) = &self.bridge {
-            bridge.register_thread(vcpu, tid)?;
+            bridge.register_this_thread(vcpu)?;
         }
         match &self.sandbox {
             Some((sandbox, _)) => sandbox.enter(ThreadClass::Vcpu),
@@ -92,10 +92,8 @@ impl Hooks for GuestHooks {
         self.guardian.report_end();
     }
 
-    fn on_vcpu_moved(&self, vcpu: VcpuId) {
-        if let Some(bridge) = &self.bridge {
-            bridge.vcpu_moved(vcpu);
-        }
+    fn before_run(&self) {
+        self.bridge.iter().for_each(BridgeHandle::before_run);
     }
 
     fn on_reset(&self) {

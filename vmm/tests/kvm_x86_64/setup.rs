@@ -178,7 +178,7 @@ impl Hooks for RecordingHooks {
         Ok(())
     }
 
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+    fn before_run(&self) {}
 
     fn helper_end(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None

@@ -37,9 +37,8 @@ pub trait Hooks: Send + Sync {
     /// Any; the virtual machine isn't started then.
     fn on_set_up(&self) -> anyhow::Result<()>;
 
-    /// Called on a vCPU's thread, before it runs guest code on another pCPU than
-    /// before.
-    fn on_vcpu_moved(&self, vcpu: VcpuId);
+    /// Called on a vCPU's thread before each KVM_RUN.
+    fn before_run(&self);
 
     /// Called when the guest resets, before it boots again; no vCPU runs.
     fn on_reset(&self);

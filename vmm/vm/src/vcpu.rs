@@ -15,7 +15,6 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use libc::{c_int, c_void, siginfo_t};
-use nix::sched::sched_getcpu;
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::{Tid, pin};
 use vmm_sys_util::eventfd::EventFd;
@@ -239,13 +238,8 @@ impl ThreadBody {
 
     /// Runs guest code until there is a reason to end.
     fn run_vcpu(&self, fd: &mut VcpuFd, bus: &Bus) -> VcpuEnd {
-        let mut pcpu = None;
         while !self.stop.load(Ordering::Acquire) {
-            let now = sched_getcpu().ok();
-            if pcpu != now {
-                pcpu = now;
-                self.hooks.on_vcpu_moved(self.vcpu);
-            }
+            self.hooks.before_run();
             let end = match fd.run() {
                 Ok(VcpuExit::Unsupported(reason)) => arch::handle_exit(fd, reason, bus),
                 Ok(exit) => handle_exit(exit, bus),

@@ -109,7 +109,7 @@ impl Hooks for AtReset {
         Ok(())
     }
 
-    fn on_vcpu_moved(&self, _vcpu: VcpuId) {}
+    fn before_run(&self) {}
 
     fn helper_end(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None

@@ -9,11 +9,9 @@ pub mod guest;
 use std::sync::Arc;
 
 use kvm_ioctls::Kvm;
-use vcpufreq_bridge::{
-    AccessPath, Bridge, BridgeBuilder, Embedder, KvmSlot, Totals, accesses_are_of,
-};
+use vcpufreq_bridge::{AccessPath, Bridge, BridgeBuilder, Embedder, KvmSlot, Totals};
 use vcpufreq_device::{DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
-use vcpufreq_host::{HostRoot, Tid};
+use vcpufreq_host::HostRoot;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 /// Guest address of the first register.
@@ -54,13 +52,13 @@ pub fn run(kvm: &Kvm, bridge: Bridge) -> anyhow::Result<(AccessPath, u32, usize,
     let mut vcpu = guest::vcpu(&vm, &ram)?;
     let handle = bridge.handle();
     let free = KvmSlot { vm, slot: 1 };
-    // A VMM waits for `attachment.lost()` and calls `fall_back` when it is readable.
+    // A VMM gives `attachment.watch()` a thread, or waits for `lost()` itself.
     let attachment = handle.attach(free);
 
     // On the thread of vCPU 0, before it runs the guest.
-    accesses_are_of(VcpuId(0));
-    handle.register_thread(VcpuId(0), Tid::current())?;
-    handle.vcpu_moved(VcpuId(0));
+    handle.register_this_thread(VcpuId(0))?;
+    // A VMM calls it before each KVM_RUN.
+    handle.before_run();
     let exits = guest::run_vcpu(&mut vcpu, &*bridge.mmio())?;
     let path = handle.snapshot().vcpus[0].path;
     handle.guest_ended();

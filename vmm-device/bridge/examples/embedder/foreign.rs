@@ -226,6 +226,7 @@ fn run_vcpu(
         on_vcpu_thread(&handle).expect("a thread for the vCPU");
         apply_filter(&filter(&calls)).expect("a filter");
         loop {
+            handle.before_run();
             match vcpu.run() {
                 Ok(VcpuExit::MmioRead(at, data)) => bus.read(at - BASE, data),
                 Ok(VcpuExit::MmioWrite(at, data)) => bus.write(at - BASE, data),

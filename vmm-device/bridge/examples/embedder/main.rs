@@ -10,10 +10,10 @@ use std::{io, sync::Arc, thread::JoinHandle};
 use foreign::{BusDevice, Hypervisor};
 use vcpufreq_bridge::{
     Bridge, BridgeBuilder, BridgeHandle, BridgeThread, BridgeWork, Embedder, IoEventFd, KvmVm,
-    MemorySlot, MmioDevice, accesses_are_of,
+    MemorySlot, MmioDevice,
 };
 use vcpufreq_device::{DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
-use vcpufreq_host::{HostRoot, Tid};
+use vcpufreq_host::HostRoot;
 
 #[derive(Debug)]
 struct Vmm;
@@ -76,8 +76,7 @@ fn builder(host: &HostRoot, base: u64, pcpu: u32) -> BridgeBuilder {
 
 /// What a vCPU's thread does before it is confined.
 fn on_vcpu_thread(handle: &BridgeHandle) -> Result<(), vcpufreq_bridge::PathError> {
-    accesses_are_of(VcpuId(0));
-    handle.register_thread(VcpuId(0), Tid::current())
+    handle.register_this_thread(VcpuId(0))
 }
 
 #[allow(dead_code)]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the threads of a virtual machine tell its bridge, and ask it.
 
+use std::panic::UnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,11 +11,15 @@ use vcpufreq_host::Tid;
 use super::inner::BridgeInner;
 use super::snapshot::BridgeSnapshot;
 use crate::error::PathError;
+use crate::mmio_device::{accesses_are_of, moved_vcpu};
 use crate::offload::{Attachment, DetachError, KvmOffload, KvmVm};
 
 /// A bridge, for the threads of its virtual machine.
 #[derive(Clone)]
 pub struct BridgeHandle(Arc<BridgeInner>);
+
+/// A VMM may catch a panic of a vCPU's thread: what its locks guard is whole at each moment.
+impl UnwindSafe for BridgeHandle {}
 
 impl BridgeHandle {
     pub(super) fn inner(&self) -> &BridgeInner {
@@ -25,9 +30,17 @@ impl BridgeHandle {
         Self(inner.clone())
     }
 
-    /// Called on each vCPU's thread `tid` before it runs the guest, once, or again when the vCPU was
-    /// unplugged and is plugged again. The thread is pinned. A server registers the threads of another
-    /// process.
+    /// Called on each vCPU's thread before it runs the guest, once, or again when the vCPU was
+    /// unplugged and is plugged again. The thread is pinned, and its accesses are those of `vcpu`.
+    ///
+    /// # Errors
+    /// As [`Self::register_thread`].
+    pub fn register_this_thread(&self, vcpu: VcpuId) -> Result<(), PathError> {
+        accesses_are_of(vcpu);
+        self.register_thread(vcpu, Tid::current())
+    }
+
+    /// The same for the thread `tid` of another process.
     ///
     /// # Errors
     /// [`PathError::NotPinned`] when it can't run on its pCPUs, [`PathError::NotClamped`] when the
@@ -86,11 +99,11 @@ impl BridgeHandle {
         Ok(self.0.device.restore(&checked)?)
     }
 
-    /// Called on a vCPU's thread before it runs the guest on another pCPU than before: what the
-    /// page shows is true again before the guest's next look at it.
-    pub fn vcpu_moved(&self, vcpu: VcpuId) {
+    /// Called on a vCPU's thread before each KVM_RUN. If the thread is on another pCPU than before,
+    /// what the page shows is true again before the guest's next look at it.
+    pub fn before_run(&self) {
         // Without the lock, under which the maintenance thread follows pCPUs that come and go.
-        if self.0.keeps_pages.load(Relaxed) {
+        if let Some(vcpu) = moved_vcpu().filter(|_| self.0.keeps_pages.load(Relaxed)) {
             self.0.device.refresh(vcpu);
         }
     }

@@ -128,7 +128,10 @@ impl Bridge {
         let (ioeventfd, backends) = {
             let mut active = self.inner.active();
             active.ended = true;
-            active.offload = None;
+            if let Some(offload) = active.offload.take() {
+                // It ends a watch. A full counter is readable too.
+                let _ = offload.lost.write(1);
+            }
             let CurrentPath {
                 ioeventfd,
                 backend,
