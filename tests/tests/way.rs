@@ -2,7 +2,7 @@
 //! The way of set_perf, as docs/architecture.md has it: from KVM_RUN's return, or the worker's wake-up, to
 //! the write of the clamp. What counts is the call stack at that write.
 //! - each function calls the next
-//! - by `exit` it has at most 12 files and 20 functions, by `ioeventfd` at most 15 files
+//! - by `exit` it has at most 8 files and 16 functions, by `ioeventfd` at most 7 files
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -87,7 +87,7 @@ const TO_CLAMP: &[Step] = &[
 fn by_exit() {
     let (files, functions) = walk(&[FROM_VCPU, TO_CLAMP].concat());
     assert!(
-        files <= 12 && functions <= 20,
+        files <= 8 && functions <= 16,
         "{files} files, {functions} functions"
     );
 }
@@ -95,7 +95,7 @@ fn by_exit() {
 #[test]
 fn by_ioeventfd() {
     let (files, _) = walk(&[FROM_WORKER, TO_CLAMP].concat());
-    assert!(files <= 15, "{files} files");
+    assert!(files <= 7, "{files} files");
 }
 
 /// Checks each step of a way; its files and functions.
