@@ -6,10 +6,10 @@
 #![allow(clippy::unwrap_used)]
 
 #[cfg(test)]
-#[path = "dt/blob.rs"]
+#[path = "../../dt/tests/dt/blob.rs"]
 mod blob;
 #[cfg(test)]
-#[path = "dt/dtc.rs"]
+#[path = "../../dt/tests/dt/dtc.rs"]
 mod dtc;
 mod scripts;
 

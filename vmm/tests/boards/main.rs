@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 #[cfg(test)]
-#[path = "../dt/blob.rs"]
+#[path = "../../../dt/tests/dt/blob.rs"]
 mod blob;
 mod facts;
 mod linux;

@@ -23,7 +23,7 @@ use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
 use vcpufreq_host::undo::JournalEntry;
 use vcpufreq_host::{GroupRecord, HostRoot, RaisedGroups};
 
-use super::{ERROR, left, server::Server, skipped, socket, vmm::Vmm, wait_until};
+use super::{ERROR, dir, left, server::Server, vmm::Vmm, wait_until};
 
 /// The guardian of process `pid`.
 fn guardian_of(pid: u32) -> Option<u32> {
@@ -43,10 +43,7 @@ fn end(pid: u32) {
 
 #[test]
 fn a_guardian_that_is_killed_gets_a_successor() {
-    if skipped() {
-        return;
-    }
-    let (dir, socket) = socket();
+    let Some((dir, socket)) = dir() else { return };
     let (server, mut vmm) = Server::with_vmm(&socket);
     let (prefix, mut other) = Server::before_vmm(dir.path());
     for (mut server, vmm) in [(server, &mut vmm), (prefix, &mut other)] {
@@ -65,14 +62,10 @@ fn a_guardian_that_is_killed_gets_a_successor() {
 
 #[test]
 fn without_a_guardian_the_server_puts_back_or_cleanup() {
-    if skipped() {
-        return;
-    }
-    let (run, socket) = socket();
+    let Some((run, socket)) = dir() else { return };
     let run = run.path();
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-        let mut server = Server::start_unguarded(&socket, run);
-        server.hear("waits at");
+        let mut server = Server::start_unguarded(&socket, run).that_says("waits at");
         let mut vmm = Vmm::served_at(&socket);
         let pid = server.process.id();
         wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
@@ -118,10 +111,7 @@ fn group_in_use(server: u32) -> Option<(PathBuf, std::process::Child)> {
 
 #[test]
 fn a_vmm_whose_memory_is_being_freed_is_waited_for() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let (server, mut vmm) = Server::with_vmm(&socket);
     let pid = server.process.id();
     let Some((inner, mut process)) = group_in_use(pid) else {
@@ -169,16 +159,12 @@ const GIVEN_UP: &str = "see which one hangs";
 
 #[test]
 fn a_wait_for_the_lock_is_a_line_and_ends_with_it_or_by_a_signal() {
-    if skipped() {
-        return;
-    }
-    let (run, socket) = socket();
+    let Some((run, socket)) = dir() else { return };
     let run = run.path();
     let dir = StateDir::at(run.join("vcpufreq"));
     plant(&dir);
     let held = hold(run);
-    let server = Server::start_alone(&socket, run, 600);
-    server.hear("waits at");
+    let server = Server::start_alone(&socket, run, 600).that_says("waits at");
     let mut vmm = Vmm::connect(&socket);
     let line = server.hear("waits for another vcpufreq");
     assert!(line.ends_with("locked, at most 600 s"), "{line}");
@@ -200,13 +186,9 @@ fn a_wait_for_the_lock_is_a_line_and_ends_with_it_or_by_a_signal() {
 
 #[test]
 fn a_lock_that_is_never_let_go_of_keeps_no_server_from_its_end() {
-    if skipped() {
-        return;
-    }
-    let (run, socket) = socket();
+    let Some((run, socket)) = dir() else { return };
     let run = run.path();
-    let server = Server::start_alone(&socket, run, 1);
-    server.hear("waits at");
+    let server = Server::start_alone(&socket, run, 1).that_says("waits at");
     let mut vmm = Vmm::served_at(&socket);
     let dir = StateDir::at(run.join("vcpufreq"));
     let path = dir.record_path(server.process.id());

@@ -11,7 +11,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-use super::{server::Server, skipped, socket, wait_until};
+use super::{dir, server::Server, wait_until};
 
 /// The guest's CPUs, as guest-driver/tests/served.py has them.
 const VM: [&str; 4] = [
@@ -60,16 +60,12 @@ fn root() -> Result<(PathBuf, String), &'static str> {
 
 #[test]
 fn a_guest_of_qemu_reads_answers_to_its_requests_also_with_other_vcpus() {
-    if skipped() {
-        return;
-    }
+    let Some((dir, socket)) = dir() else { return };
     let (root, release) = match root() {
         Ok(root) => root,
         Err(missing) => return println!("SKIP: no {missing}"),
     };
-    let (dir, socket) = socket();
-    let server = Server::start_for(&socket, &VM);
-    server.hear("waits at");
+    let server = Server::start_for(&socket, &VM).that_says("waits at");
     let mut guest = Guest::boot(&root, dir.path(), &release);
     guest.expect("@answered");
     let stats = server.stats();

@@ -86,20 +86,17 @@ fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     panic!("{what}");
 }
 
-fn socket() -> (TempDir, PathBuf) {
+/// A folder, and a socket in it; none where a test is skipped. Pins show only where there are more pCPUs
+/// than one; records of another user need a directory.
+fn dir() -> Option<(TempDir, PathBuf)> {
+    let pcpus = thread::available_parallelism().unwrap().get();
+    if pcpus < 2 || !nix::unistd::geteuid().is_root() {
+        println!("SKIP: takes root and two pCPUs");
+        return None;
+    }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("vm");
-    (dir, path)
-}
-
-/// Pins show only where there are more pCPUs than one; records of another user need a directory.
-fn skipped() -> bool {
-    let pcpus = thread::available_parallelism().unwrap().get();
-    let skipped = pcpus < 2 || !nix::unistd::geteuid().is_root();
-    if skipped {
-        println!("SKIP: takes root and two pCPUs");
-    }
-    skipped
+    Some((dir, path))
 }
 
 /// What process `pid` has left among the records.
@@ -126,10 +123,7 @@ fn refusal_at(socket: &Path) -> String {
 
 #[test]
 fn whichever_signal_ends_it_no_pin_is_left() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let (server, mut vmm) = Server::with_vmm(&socket);
     server.end(Signal::SIGTERM);
     for (signal, code) in [
@@ -141,8 +135,7 @@ fn whichever_signal_ends_it_no_pin_is_left() {
         (Signal::SIGSEGV, None),
         (Signal::SIGKILL, None),
     ] {
-        let server = Server::start(&socket);
-        server.hear("over");
+        let server = Server::start(&socket).that_says("over");
         wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
         let pid = server.process.id();
         if signal == Signal::SIGSEGV {
@@ -157,20 +150,14 @@ fn whichever_signal_ends_it_no_pin_is_left() {
         wait_until("the pin is put back", || vmm.pcpus() > 1);
         wait_until("no record is left", || left(pid).is_empty());
     }
-    let server = Server::start(&socket);
-    server.hear("over");
+    let server = Server::start(&socket).that_says("over");
     wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
-    vmm.end();
-    server.hear("has ended");
-    server.end(Signal::SIGTERM);
+    server.outlive(&mut vmm);
 }
 
 #[test]
 fn a_second_server_at_the_socket_leaves_the_first_alone() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let (server, mut vmm) = Server::with_vmm(&socket);
     let line = refusal_at(&socket);
     let refused = format!(
@@ -179,21 +166,15 @@ fn a_second_server_at_the_socket_leaves_the_first_alone() {
     );
     assert_eq!(line, refused);
     assert!(vmm.pcpus() == 1 && vmm.is_kept());
-    vmm.end();
-    server.hear("has ended");
-    server.end(Signal::SIGTERM);
+    server.outlive(&mut vmm);
 }
 
 #[test]
 fn the_events_of_each_vm_are_in_the_file() {
-    if skipped() {
-        return;
-    }
-    let (dir, socket) = socket();
+    let Some((dir, socket)) = dir() else { return };
     let file = dir.path().join("events");
     fs::write(&file, "of a server before it\n").unwrap();
-    let server = Server::start_writing(&socket, &file);
-    server.hear("waits at");
+    let server = Server::start_writing(&socket, &file).that_says("waits at");
     for khz in [700_000, 800_000] {
         let mut vmm = Vmm::served_at(&socket);
         vmm.ask(&format!("request {khz}"));
@@ -214,10 +195,7 @@ fn the_events_of_each_vm_are_in_the_file() {
 
 #[test]
 fn another_users_socket_stays_that_users() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     // No server answers there: were it this user's, it would give way.
     drop(UnixListener::bind(&socket).unwrap());
     chown(&socket, Some(NOBODY.into()), None).unwrap();
@@ -231,12 +209,8 @@ fn another_users_socket_stays_that_users() {
 
 #[test]
 fn another_users_vmm_is_a_line() {
-    if skipped() {
-        return;
-    }
-    let (dir, socket) = socket();
-    let server = Server::start(&socket);
-    server.hear("waits at");
+    let Some((dir, socket)) = dir() else { return };
+    let server = Server::start(&socket).that_says("waits at");
     for path in [dir.path(), &socket] {
         fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
     }
@@ -257,10 +231,7 @@ fn another_users_vmm_is_a_line() {
 
 #[test]
 fn the_next_server_takes_over_from_one_that_was_killed() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let (server, mut vmm) = Server::with_vmm(&socket);
     assert!(vmm.pcpus() == 1 && vmm.is_kept());
     server.end(Signal::SIGKILL);
@@ -268,8 +239,7 @@ fn the_next_server_takes_over_from_one_that_was_killed() {
     // The doorbell is not heard meanwhile.
     vmm.ask("request 700000");
 
-    let server = Server::start(&socket);
-    server.hear("over");
+    let server = Server::start(&socket).that_says("over");
     wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
     let (status, said) = server.end(Signal::SIGTERM);
     let totals = said.iter().find(|line| line.contains("goes on")).unwrap();
@@ -280,8 +250,7 @@ fn the_next_server_takes_over_from_one_that_was_killed() {
     assert_eq!((vmm.cur_perf(), vmm.is_kept()), (GONE, true));
     assert!(vmm.pcpus() > 1);
 
-    let server = Server::start(&socket);
-    server.hear("over");
+    let server = Server::start(&socket).that_says("over");
     wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
     let file = PathBuf::from(format!("/run/vcpufreq/{}.vm", vmm.pid));
     vmm.end();
@@ -295,10 +264,7 @@ fn the_next_server_takes_over_from_one_that_was_killed() {
 
 #[test]
 fn a_vm_of_a_killed_qemu_command_is_taken_over_by_its_pid() {
-    if skipped() {
-        return;
-    }
-    let (dir, socket) = socket();
+    let Some((dir, socket)) = dir() else { return };
     let (mut prefix, mut vmm) = Server::before_vmm(dir.path());
     wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
     let early = Server::start_for_process(&socket, vmm.pid);
@@ -310,14 +276,12 @@ fn a_vm_of_a_killed_qemu_command_is_taken_over_by_its_pid() {
     wait_until("the pin is put back", || vmm.pcpus() > 1);
     vmm.ask("request 700000");
 
-    let mut first = Server::start_for_process(&socket, vmm.pid);
-    first.hear("over");
+    let mut first = Server::start_for_process(&socket, vmm.pid).that_says("over");
     wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
     first.process.kill().unwrap();
     first.ended();
     wait_until("the pin is put back", || vmm.pcpus() > 1);
-    let server = Server::start(&socket);
-    server.hear("over");
+    let server = Server::start(&socket).that_says("over");
     wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
     vmm.end();
     let totals = server.hear("has ended");
@@ -327,10 +291,7 @@ fn a_vm_of_a_killed_qemu_command_is_taken_over_by_its_pid() {
 
 #[test]
 fn a_qemu_command_has_qemus_exit_code_whatever_is_left() {
-    if skipped() {
-        return;
-    }
-    let (dir, _) = socket();
+    let Some((dir, _)) = dir() else { return };
     let (mut prefix, mut vmm) = Server::before_vmm(dir.path());
     wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
     // Without it nothing is known to be put back.
@@ -344,14 +305,10 @@ fn a_qemu_command_has_qemus_exit_code_whatever_is_left() {
 
 #[test]
 fn a_vm_that_qemu_pauses_or_resets_has_no_request() {
-    if skipped() {
-        return;
-    }
-    let (dir, socket) = socket();
+    let Some((dir, socket)) = dir() else { return };
     let path = dir.path().join("qmp");
     let listener = UnixListener::bind(&path).unwrap();
-    let server = Server::start_by(&socket, &path);
-    server.hear("waits at");
+    let server = Server::start_by(&socket, &path).that_says("waits at");
     let mut vmm = Vmm::served_at(&socket);
     let (mut qmp, _) = listener.accept().unwrap();
     let thread = vmm.vcpu();
@@ -386,17 +343,12 @@ fn a_vm_that_qemu_pauses_or_resets_has_no_request() {
     drop(qmp);
     server.hear("control socket is lost");
     asks(Some(500_000));
-    vmm.end();
-    server.hear("has ended");
-    server.end(Signal::SIGTERM);
+    server.outlive(&mut vmm);
 }
 
 #[test]
 fn a_second_vmm_is_refused_while_the_first_is_served() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let (server, mut first) = Server::with_vmm(&socket);
     let mut second = Vmm::connect(&socket);
     assert_eq!(second.answer(), "refused");
@@ -407,19 +359,13 @@ fn a_second_vmm_is_refused_while_the_first_is_served() {
         "{line}"
     );
     assert_eq!((first.pcpus(), second.ended()), (1, true));
-    first.end();
-    server.hear("has ended");
-    server.end(Signal::SIGTERM);
+    server.outlive(&mut first);
 }
 
 #[test]
 fn a_vmm_without_vcpus_is_not_waited_for() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
-    let server = Server::start(&socket);
-    server.hear("waits at");
+    let Some((_dir, socket)) = dir() else { return };
+    let server = Server::start(&socket).that_says("waits at");
     let _stray = UnixStream::connect(&socket).unwrap();
     let mut vmm = Vmm::served_at(&socket);
     let line = server.hear("isn't served");
@@ -430,10 +376,7 @@ fn a_vmm_without_vcpus_is_not_waited_for() {
 
 #[test]
 fn a_server_whose_worker_dies_ends() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let (mut server, mut vmm) = Server::with_vmm(&socket);
     server.kill_worker();
     assert_eq!(server.ended().code(), Some(ERROR));
@@ -444,10 +387,7 @@ fn a_server_whose_worker_dies_ends() {
 
 #[test]
 fn a_vms_process_that_is_killed_leaves_nothing() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let (mut server, mut vmm) = Server::with_vmm(&socket);
     assert_eq!(vmm.pcpus(), 1);
     let process = server.vm_process().try_into().unwrap();
@@ -461,10 +401,7 @@ fn a_vms_process_that_is_killed_leaves_nothing() {
 
 #[test]
 fn what_reads_a_guests_requests_has_no_rights() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let (server, mut vmm) = Server::with_vmm(&socket);
     let process = format!("/proc/{}", server.vm_process());
     let tasks = fs::read_dir(format!("{process}/task")).unwrap().flatten();
@@ -496,17 +433,12 @@ fn what_reads_a_guests_requests_has_no_rights() {
     let open: Vec<_> = open.collect();
     let count = |kind| open.iter().filter(|name| named(kind, name)).count();
     assert_eq!(["socket:", "pidfd", "signalfd"].map(count), [3, 0, 0]);
-    vmm.end();
-    server.hear("has ended");
-    server.end(Signal::SIGTERM);
+    server.outlive(&mut vmm);
 }
 
 #[test]
 fn a_service_manager_keeps_the_files() {
-    if skipped() {
-        return;
-    }
-    let (dir, socket) = socket();
+    let Some((dir, socket)) = dir() else { return };
     let notified = dir.path().join("notify");
     let manager = UnixDatagram::bind(&notified).unwrap();
     manager.set_read_timeout(Some(PATIENCE)).unwrap();

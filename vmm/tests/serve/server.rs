@@ -208,8 +208,7 @@ impl Server {
 
     /// Starts it, and a VMM that it serves.
     pub fn with_vmm(socket: &Path) -> (Self, Vmm) {
-        let server = Self::start(socket);
-        server.hear("waits at");
+        let server = Self::start(socket).that_says("waits at");
         (server, Vmm::served_at(socket))
     }
 
@@ -279,6 +278,12 @@ impl Server {
         }
     }
 
+    /// The same server, which has said that.
+    pub fn that_says(self, what: &str) -> Self {
+        self.hear(what);
+        self
+    }
+
     pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.process.id()).unwrap();
         kill(Pid::from_raw(pid), signal).unwrap();
@@ -296,6 +301,14 @@ impl Server {
     pub fn end(self, signal: Signal) -> (ExitStatus, Vec<String>) {
         self.signal(signal);
         self.output()
+    }
+
+    /// Ends the VMM that it serves, then it; what it says of the VM.
+    pub fn outlive(self, vmm: &mut Vmm) -> String {
+        vmm.end();
+        let totals = self.hear("has ended");
+        self.end(Signal::SIGTERM);
+        totals
     }
 
     /// Waits for its end, and all that it says until then.

@@ -15,7 +15,7 @@ use std::{io::Write as _, os::unix::net::UnixListener, path::Path};
 
 use nix::sys::signal::Signal;
 
-use super::{GONE, server::Server, skipped, socket, vmm::Vmm, wait_until};
+use super::{GONE, dir, server::Server, vmm::Vmm, wait_until};
 
 /// Of the second vCPU's page.
 const CUR_PERF_1: u64 = 0x2000;
@@ -30,12 +30,8 @@ const TWO_VCPUS: [&str; 5] = [
 
 #[test]
 fn a_vcpu_without_a_doorbell_is_rung_for() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
-    let mut server = Server::start_for(&socket, &TWO_VCPUS);
-    server.hear("waits at");
+    let Some((_dir, socket)) = dir() else { return };
+    let mut server = Server::start_for(&socket, &TWO_VCPUS).that_says("waits at");
     let mut vmm = Vmm::with_vectors(&socket, 2, 1);
     for (khz, next) in [(600_000, true), (700_000, false)] {
         let line = server.hear("has no doorbell of vCPU");
@@ -51,43 +47,30 @@ fn a_vcpu_without_a_doorbell_is_rung_for() {
         });
         if next {
             server.end(Signal::SIGKILL);
-            server = Server::start_for(&socket, &TWO_VCPUS);
-            server.hear("takes process");
+            server = Server::start_for(&socket, &TWO_VCPUS).that_says("takes process");
         }
     }
-    vmm.end();
-    server.hear("has ended");
-    server.end(Signal::SIGTERM);
+    server.outlive(&mut vmm);
 }
 
 #[test]
 fn a_vmm_that_does_not_read_is_a_line_and_is_served_when_it_does() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
-    let server = Server::start(&socket);
-    server.hear("waits at");
+    let Some((_dir, socket)) = dir() else { return };
+    let server = Server::start(&socket).that_says("waits at");
     let mut vmm = Vmm::deaf(&socket);
     let line = server.hear("doesn't read what it was sent");
     assert!(line.contains("leave reconnect="), "{line}");
     assert_eq!(vmm.ask("hear 1"), "served");
     vmm.ask("request 700000");
     wait_until("the request", || server.asked() == Some(700_000));
-    vmm.end();
-    let totals = server.hear("has ended");
+    let totals = server.outlive(&mut vmm);
     assert!(totals.contains("requests 1,"), "{totals}");
-    server.end(Signal::SIGTERM);
 }
 
 #[test]
 fn a_vmm_that_may_open_too_few_files_is_a_line() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
-    let server = Server::start(&socket);
-    server.hear("waits at");
+    let Some((_dir, socket)) = dir() else { return };
+    let server = Server::start(&socket).that_says("waits at");
     for (files, lacks) in [
         (0, "has not taken its memory"),
         (1, "has no doorbell of vCPU 0"),
@@ -104,10 +87,7 @@ fn a_vmm_that_may_open_too_few_files_is_a_line() {
 
 #[test]
 fn a_vm_with_a_vcpu_too_many_is_refused_unless_it_was_plugged_in_later() {
-    if skipped() {
-        return;
-    }
-    let (dir, socket) = socket();
+    let Some((dir, socket)) = dir() else { return };
     let path = dir.path().join("qmp");
     let listener = UnixListener::bind(&path).unwrap();
     // QEMU's side, which lists the vCPU's thread so many times.
@@ -120,8 +100,7 @@ fn a_vm_with_a_vcpu_too_many_is_refused_unless_it_was_plugged_in_later() {
         writeln!(qmp, "{{\"QMP\": {{}}}}\n{{\"return\": [{cpus}]}}").unwrap();
         qmp
     };
-    let server = Server::start_by(&socket, &path);
-    server.hear("waits at");
+    let server = Server::start_by(&socket, &path).that_says("waits at");
     let mut vmm = Vmm::served_at(&socket);
     let _qmp = list(&vmm, 2);
     server.hear("it has 2 vCPUs; start the server with --cpus 2");
@@ -138,21 +117,15 @@ fn a_vm_with_a_vcpu_too_many_is_refused_unless_it_was_plugged_in_later() {
     server.hear("isn't served: ");
     assert!(vmm.is_kept());
     server.end(Signal::SIGTERM);
-    let server = Server::start_by(&socket, &path);
-    server.hear("takes process");
+    let server = Server::start_by(&socket, &path).that_says("takes process");
     let _qmp = list(&vmm, 2);
     wait_until("the next server", || server.asked() == Some(700_000));
-    vmm.end();
-    server.hear("has ended");
-    server.end(Signal::SIGTERM);
+    server.outlive(&mut vmm);
 }
 
 #[test]
 fn the_reason_of_a_refusal_is_the_last_line() {
-    if skipped() {
-        return;
-    }
-    let (dir, _socket) = socket();
+    let Some((dir, _socket)) = dir() else { return };
     let (_, said) = Server::before_a_vcpu_too_many(dir.path()).output();
     let of_qemu = said
         .iter()
@@ -168,12 +141,8 @@ fn the_reason_of_a_refusal_is_the_last_line() {
 
 #[test]
 fn a_vm_with_a_thread_too_many_is_refused() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
-    let server = Server::start(&socket);
-    server.hear("waits at");
+    let Some((_dir, socket)) = dir() else { return };
+    let server = Server::start(&socket).that_says("waits at");
     let mut vmm = Vmm::of_vcpus(&socket, 2);
     let line = server.hear(&format!("process {} isn't served: ", vmm.pid));
     let why = "it has 2 vCPUs; start the server with --cpus 2";
@@ -194,10 +163,7 @@ fn a_vm_with_a_thread_too_many_is_refused() {
 
 #[test]
 fn a_vcpu_is_served_until_it_ends_and_when_it_is_there_again() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let (server, mut vmm) = of_one_domain(&socket);
     vmm.ask("request 500000");
     vmm.ask(&format!("store {SET_PERF_1} 1000000"));
@@ -213,8 +179,7 @@ fn a_vcpu_is_served_until_it_ends_and_when_it_is_there_again() {
     let of_vcpu_1 = &server.stats()["vcpus"][1];
     assert_eq!(of_vcpu_1["counts"]["source_failures"], 0, "{of_vcpu_1}");
     server.end(Signal::SIGTERM);
-    let server = server_of_one_domain(&socket);
-    server.hear("takes process");
+    let server = server_of_one_domain(&socket).that_says("takes process");
     wait_until("the next server", || server.asked() == Some(500_000));
     vmm.ask("begin 1");
     server.hear("has vCPU 1 again: ");
@@ -233,10 +198,7 @@ fn a_vcpu_is_served_until_it_ends_and_when_it_is_there_again() {
 
 #[test]
 fn a_domains_request_counts_while_its_first_vcpu_is_not_there() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let (server, mut vmm) = of_one_domain(&socket);
     // As the driver of this project does for both.
     vmm.ask("request 500000");
@@ -248,8 +210,7 @@ fn a_domains_request_counts_while_its_first_vcpu_is_not_there() {
     vmm.ask("request 1000000");
     wait_until("another one", || asks(&server) == Some(1_000_000));
     server.end(Signal::SIGTERM);
-    let server = server_of_one_domain(&socket);
-    server.hear("takes process");
+    let server = server_of_one_domain(&socket).that_says("takes process");
     wait_until("the next server", || asks(&server) == Some(1_000_000));
     vmm.ask("end 1");
     server.hear("has ended vCPU 1: ");
@@ -258,10 +219,7 @@ fn a_domains_request_counts_while_its_first_vcpu_is_not_there() {
 
 #[test]
 fn vcpus_may_end_while_others_have_ended() {
-    if skipped() {
-        return;
-    }
-    let (_dir, socket) = socket();
+    let Some((_dir, socket)) = dir() else { return };
     let server = Server::start_for(
         &socket,
         &[
@@ -269,8 +227,8 @@ fn vcpus_may_end_while_others_have_ended() {
             "--table=0-3=500000,1000000",
             "--capacity=0-3=1024",
         ],
-    );
-    server.hear("waits at");
+    )
+    .that_says("waits at");
     let mut vmm = Vmm::with_vcpus(&socket, 4);
     vmm.ask("end 3");
     server.hear("has ended vCPU 3: ");
@@ -288,10 +246,7 @@ fn vcpus_may_end_while_others_have_ended() {
 
 #[test]
 fn a_prefix_serves_the_vcpus_that_are_left() {
-    if skipped() {
-        return;
-    }
-    let (dir, _) = socket();
+    let Some((dir, _)) = dir() else { return };
     let (prefix, mut vmm) = Server::before_vmm_of(dir.path(), &TWO_VCPUS);
     vmm.ask("end 1");
     prefix.hear("has ended vCPU 1: ");
@@ -320,7 +275,6 @@ fn server_of_one_domain(socket: &Path) -> Server {
 }
 
 fn of_one_domain(socket: &Path) -> (Server, Vmm) {
-    let server = server_of_one_domain(socket);
-    server.hear("waits at");
+    let server = server_of_one_domain(socket).that_says("waits at");
     (server, Vmm::with_vcpus(socket, 2))
 }
