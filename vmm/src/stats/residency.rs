@@ -262,15 +262,8 @@ mod tests {
         assert_eq!(caps(), [(0, None), (2, Some(1_400_000))]);
         let stats = Stats {
             pid: 1,
-            at_ns: 0,
-            vcpus: Vec::new(),
-            accesses_outside: 0,
-            governors_lost: 0,
-            governors_off: 0,
-            pins_lost: 0,
-            tunings: Vec::new(),
-            decided_by: None,
             policies: times.now(),
+            ..Stats::default()
         };
         let line = "pCPU 2 is capped at 1400.0 MHz; see vcpufreq doctor";
         assert_eq!(lines(None, &stats), [line]);
@@ -280,7 +273,6 @@ mod tests {
     fn lines_have_parts_of_the_time_between_two_moments() {
         let at = |none, low, ran| Stats {
             pid: 1,
-            at_ns: 0,
             vcpus: [3, 3]
                 .map(|domain| VcpuStats {
                     domain,
@@ -288,18 +280,13 @@ mod tests {
                     ..VcpuStats::default()
                 })
                 .into(),
-            accesses_outside: 0,
-            governors_lost: 0,
-            governors_off: 0,
-            pins_lost: 0,
-            tunings: Vec::new(),
-            decided_by: None,
             policies: vec![PolicyTimes {
                 policy: 0,
                 cpus: "0-1".to_owned(),
                 opps: vec![of(600_000, ran)],
                 capped_khz: None,
             }],
+            ..Stats::default()
         };
         let (before, now) = (at(10, 0, 5), at(11, 999, 6));
         assert_eq!(

@@ -165,13 +165,7 @@ mod tests {
             pid: 42,
             at_ns,
             vcpus: vec![vcpu],
-            accesses_outside: 0,
-            governors_lost: 0,
-            governors_off: 0,
-            pins_lost: 0,
-            tunings: Vec::new(),
-            decided_by: None,
-            policies: Vec::new(),
+            ..Stats::default()
         }
     }
 
