@@ -178,7 +178,7 @@ const BOOTS: &[Boot] = &[
     boot(Long, 100, "2+2", &["metrics"]).with(&[Monitoring, Systemd]),
     Boot {
         vmm: GuestVmm::Qemu,
-        ..boot(Short, 120, "2+2", &["opps-exact", "qemu"])
+        ..boot(Short, 120, "2+2", &["opps-exact", "qemu"]).with(&[Qemu])
     },
     boot(Long, 30, "1", &["opps-exact", "governor"]),
     boot(Long, 20, "1", &[tools::SHELL]).with(&[Tools]),
@@ -439,7 +439,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 400, "2+2", &["qemu-deaths"])
+        ..boot(Long, 400, "2+2", &["qemu-deaths"]).with(&[Qemu])
     },
     Boot {
         vmm: GuestVmm::Qemu,
@@ -449,6 +449,7 @@ const BOOTS: &[Boot] = &[
             "2+2",
             &["qemu-control", "qemu-life", "qemu-moves"],
         )
+        .with(&[Qemu])
     },
     boot(Long, 400, "2+2", &["qemu-ram"]).with(&[Qemu]),
     Boot {
@@ -519,7 +520,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 160, "2+2", &["debian-guest", "qemu-efi"]).with(&[Disk, Firmware])
+        ..boot(Long, 160, "2+2", &["debian-guest", "qemu-efi"]).with(&[Disk, Firmware, Qemu])
     },
     Boot {
         vmm: GuestVmm::Qemu,
@@ -591,8 +592,8 @@ const BOOTS: &[Boot] = &[
     raced(300, &["bpf-page", "bpf-requests", "bpf-two-vms"]),
 ];
 
-/// What a host has for these scenarios, in whatever set they are: what it has in the first row that
-/// names one, else a scenario of which it is an option.
+/// What a host has for these scenarios where no row of the table is carried out: each one's parts in the
+/// first row that names it, or names the scenario of which it is a variant (`board` of `board:kills:3`).
 pub fn parts(scenarios: &[String]) -> Vec<HostPart> {
     let row = |scenario: &str| {
         let names = |boot: &&Boot| [boot.scenarios, boot.sampled].concat().contains(&scenario);
@@ -604,7 +605,6 @@ pub fn parts(scenarios: &[String]) -> Vec<HostPart> {
         let mut names = [scenario.len()].into_iter().chain(ends);
         if let Some(boot) = names.find_map(|end| row(&scenario[..end])) {
             parts.extend(boot.parts);
-            parts.extend((boot.vmm == GuestVmm::Qemu).then_some(Qemu));
         }
     }
     parts
@@ -651,11 +651,54 @@ mod tests {
     #[test]
     fn a_host_has_what_its_scenario_needs() {
         let of = |scenario: &str| parts(&[scenario.to_owned()]);
-        assert_eq!(of("rt-qemu:kills:50"), [Qemu]);
-        assert_eq!(of("board:kills:3"), [Board, Qemu]);
-        assert_eq!(of("board:report"), [Board, Qemu]);
+        let rows: [(HostPart, &[&str]); 10] = [
+            (Board, &["board", "board:kills:3", "board:report"]),
+            (Disk, &["debian-guest"]),
+            (Firmware, &["qemu-efi"]),
+            (GibPage, &["rt-guest"]),
+            (Isolated, &["libvirt-rt"]),
+            (Libvirt, &["libvirt", "libvirt-rt"]),
+            (Monitoring, &["metrics"]),
+            (
+                Qemu,
+                &[
+                    "board:kills",
+                    "debian-guest",
+                    "libvirt",
+                    "libvirt-rt",
+                    "paths",
+                    "qemu",
+                    "qemu-control",
+                    "qemu-deaths",
+                    "qemu-efi",
+                    "qemu-life",
+                    "qemu-moves",
+                    "qemu-ram",
+                    "qemu-service",
+                    "rt-io",
+                    "rt-qemu:kills:50",
+                ],
+            ),
+            (
+                Systemd,
+                &[
+                    "libvirt",
+                    "libvirt-rt",
+                    "metrics",
+                    "qemu-service",
+                    "scx-unit",
+                    "systemd",
+                ],
+            ),
+            (Tools, &["rt-io", "rt-latency", "rt-loop", tools::SHELL]),
+        ];
+        for (part, scenarios) in rows {
+            for scenario in scenarios {
+                assert!(of(scenario).contains(&part), "{scenario}: {part:?}");
+            }
+        }
+        assert_eq!(of("rt-latency"), [Tools]);
         assert_eq!(of("opps-exact:boost"), []);
-        assert_eq!(of("metrics"), [Monitoring, Systemd]);
         assert_eq!(of("peer"), []);
     }
 

@@ -75,6 +75,9 @@ pub struct Options {
     /// depends on chance, since a run repeats exactly
     #[arg(long, default_value_t = 0)]
     pub later_us: u64,
+    /// What the host has, if not what [`boots::parts`] has for the scenarios.
+    #[arg(skip)]
+    pub parts: Option<&'static [HostPart]>,
     /// A crosvm for arm64, linked statically, for the scenario peer; without it that measures
     /// vcpufreq alone
     #[arg(long, value_name = "FILE", value_parser = arm64_program)]
@@ -134,6 +137,7 @@ impl Options {
             protected: false,
             parallel: false,
             later_us: 0,
+            parts: None,
             crosvm: None,
             packaged: false,
             limit_s: 1800,
@@ -178,7 +182,7 @@ impl Options {
                 );
             });
             let mut board = self.board(artifacts, &topology, &kernel);
-            if boots::parts(&self.scenarios).contains(&HostPart::Disk) {
+            if self.parts(&self.scenarios).contains(&HostPart::Disk) {
                 board.disks.push(Disk {
                     image: artifacts.guest_disk(self.guest)?,
                     writable: false,
@@ -292,13 +296,20 @@ impl Options {
         ))
     }
 
+    fn parts(&self, scenarios: &[String]) -> Vec<HostPart> {
+        let parts = self.parts.map(<[_]>::to_vec);
+        let mut parts = parts.unwrap_or_else(|| boots::parts(scenarios));
+        parts.extend((self.vmm == GuestVmm::Qemu).then_some(HostPart::Qemu));
+        parts
+    }
+
     fn board<'a>(
         &'a self,
         artifacts: &'a Artifacts,
         topology: &'a Topology,
         kernel: &'a Kernel,
     ) -> Board<'a> {
-        let parts = boots::parts(&self.scenarios);
+        let parts = self.parts(&self.scenarios);
         Board {
             root: &artifacts.root,
             cache: &artifacts.cache,
@@ -335,8 +346,7 @@ impl Options {
             .packaged
             .then(|| unpacked(artifacts, dir))
             .transpose()?;
-        let mut parts = boots::parts(scenarios);
-        parts.extend((self.vmm == GuestVmm::Qemu).then_some(HostPart::Qemu));
+        let parts = self.parts(scenarios);
         let guest = HostContents {
             package: package.as_deref(),
             flavor: self.guest,

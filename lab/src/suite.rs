@@ -294,6 +294,7 @@ impl Boot {
             parallel: self.parallel,
             later_us,
             about_s: Some(self.about_s.into()),
+            parts: Some(self.parts),
             ..Options::of(scenarios)
         };
         let host = self.name();

@@ -362,7 +362,7 @@ fn make_of(sources: &[String], mmdebstrap: &Path, to: &Path) -> Result<()> {
 /// Which package lists the tree in this folder was made from: what was built with a tree of others,
 /// in the same folder, isn't this one's.
 pub fn lists(dir: &Path) -> String {
-    // Trees of a program that did not note it are all alike.
+    // A tree without this file has an id without lists.
     fs::read_to_string(dir.join(LISTS)).unwrap_or_default()
 }
 
