@@ -413,7 +413,8 @@ impl Attachment {
     }
 
     /// Calls [`Self::fall_back`] whenever it is to be called, until all accesses exit or the bridge has
-    /// ended: for a VMM that gives it a thread. It also falls back if it can't wait.
+    /// ended: for a VMM that gives it a thread, and has one virtual machine as long as the bridge, which
+    /// it keeps open until then. It also falls back if it can't wait.
     pub fn watch(mut self) {
         while let Some(lost) = self.lost() {
             match wait_until_readable(lost) {

@@ -40,7 +40,8 @@ impl BridgeHandle {
         self.register_thread(vcpu, Tid::current())
     }
 
-    /// The same for the thread `tid` of another process.
+    /// Pins and registers the thread `tid`, which may be another process's: what it accesses counts as
+    /// no vCPU's.
     ///
     /// # Errors
     /// [`PathError::NotPinned`] when it can't run on its pCPUs, [`PathError::NotClamped`] when the
@@ -171,7 +172,12 @@ impl BridgeHandle {
             self.0.ioeventfd_lost(path);
         }
         let next = self.0.backend_lost(backend?).map(Arc::new);
-        self.0.active().offload.clone_from(&next);
+        let mut active = self.0.active();
+        if active.ended {
+            // Nothing would end a watch of it.
+            return None;
+        }
+        active.offload.clone_from(&next);
         next
     }
 
