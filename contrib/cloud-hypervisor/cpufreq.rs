@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The vcpufreq device in Cloud Hypervisor. `embed` copies this file into a source tree and puts the
 //! calls to it there.
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 
 use anyhow::Context;
@@ -59,7 +59,7 @@ pub fn start(of: &AddressManager, slot: u32, cpus: &CpusConfig) -> anyhow::Resul
 
 /// Called when the virtual machine has ended.
 pub fn stop() {
-    if let Some(bridge) = RUNNING.lock().unwrap().take() {
+    if let Some(bridge) = RUNNING.lock().unwrap_or_else(PoisonError::into_inner).take() {
         log::info!("cpufreq: {:?}", bridge.stop().counters);
     }
 }
