@@ -8,7 +8,7 @@ use std::io::{BufRead as _, BufReader};
 use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::tracefs::{Instance, TraceLine};
 
@@ -16,8 +16,8 @@ use crate::harness::sysfs;
 use crate::harness::vmm::vcpu_name;
 
 const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_userspace_exit"];
-/// A thread waits for a lock, with PREEMPT_RT also for a spinlock. Of raw ones the kernel shows a wait
-/// behind another one that waits.
+/// A thread waits for a lock, with PREEMPT_RT also for a spinlock. The kernel doesn't show the first
+/// thread that waits for a raw spinlock.
 const LOCKS: [&str; 2] = ["lock/contention_begin", "kvm/kvm_entry"];
 /// For each CPU: 100,000 writes are 5 MB.
 const BUFFER_KIB: u32 = 32 * 1024;
@@ -48,7 +48,16 @@ pub struct SeenExits {
     /// KVM's count of MMIO exits to userspace meanwhile.
     pub mmio_exit_user: u64,
     interrupted: BTreeMap<String, u64>,
-    lock_waits: BTreeMap<(String, u64), u64>,
+    lock_waits: BTreeMap<(String, u64), LockWaits>,
+}
+
+/// Of a vCPU's thread between two stays in its guest, in which it accessed an address.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct LockWaits {
+    /// How often that was.
+    pub looked_at: u64,
+    /// Waits for a lock.
+    pub waits: u64,
 }
 
 impl Exits {
@@ -79,6 +88,8 @@ impl Exits {
         quiet_consoles();
         let mmio_exit_user = kvm_statistic("mmio_exit_user")? - self.mmio_exit_user;
         self.trace.stop()?;
+        let lost = self.trace.lost()?;
+        ensure!(lost == 0, "{lost} events of the guests' exits are lost");
         let mut counter = ExitCounter::default();
         for line in BufReader::new(self.trace.open()?).lines() {
             if let Some(line) = TraceLine::read(&line?) {
@@ -123,13 +134,14 @@ impl SeenExits {
             .sum()
     }
 
-    /// How often a vCPU's thread waited for a lock between two stays in its guest, in which it accessed
-    /// this address; its name is that of one guest only.
-    pub fn lock_waits(&self, name: &str, address: u64) -> u64 {
+    /// Waits of a vCPU's thread at accesses to this address; its name is that of one guest only.
+    pub fn lock_waits(&self, name: &str, address: u64) -> LockWaits {
         let all = self.lock_waits.iter();
-        all.filter(|((thread, at), _)| *at == address && is_called(thread, name))
-            .map(|(_, count)| count)
-            .sum()
+        let its = all.filter(|((thread, at), _)| *at == address && is_called(thread, name));
+        its.fold(LockWaits::default(), |sum, (_, one)| LockWaits {
+            looked_at: sum.looked_at + one.looked_at,
+            waits: sum.waits + one.waits,
+        })
     }
 
     /// At all addresses together.
@@ -166,7 +178,7 @@ struct ExitCounter {
     interrupted: BTreeMap<String, u64>,
     /// Since each thread was in its guest: what it accessed, and its waits for locks.
     outside: BTreeMap<String, (Option<u64>, u64)>,
-    lock_waits: BTreeMap<(String, u64), u64>,
+    lock_waits: BTreeMap<(String, u64), LockWaits>,
 }
 
 impl ExitCounter {
@@ -191,7 +203,9 @@ impl ExitCounter {
             ("kvm_entry", _) => {
                 if let Some((Some(address), waits)) = self.outside.remove(thread) {
                     let at = (thread.to_owned(), address);
-                    *self.lock_waits.entry(at).or_default() += waits;
+                    let sum = self.lock_waits.entry(at).or_default();
+                    sum.looked_at += 1;
+                    sum.waits += waits;
                 }
             }
             ("kvm_userspace_exit", Some("KVM_EXIT_MMIO")) => {
@@ -249,9 +263,13 @@ mod tests {
             " vcpu1-9 [003] ..... 1.6: contention_begin: 000000003f5a1b20 (flags=SPIN)",
             " vcpu1-9 [003] d.... 1.7: kvm_entry: PC: 0xffff800080010000",
         ]);
-        assert_eq!(seen.lock_waits("vcpu1", 0xa00_1004), 1);
-        assert_eq!(seen.lock_waits("vcpu1", 0xa00_0004), 0);
-        assert_eq!(seen.lock_waits("vcpu0", 0xa00_1004), 0);
+        let at = |name, address| {
+            let LockWaits { looked_at, waits } = seen.lock_waits(name, address);
+            (looked_at, waits)
+        };
+        assert_eq!(at("vcpu1", 0xa00_1004), (1, 1));
+        assert_eq!(at("vcpu1", 0xa00_0004), (0, 0));
+        assert_eq!(at("vcpu0", 0xa00_1004), (0, 0));
     }
 
     #[test]
