@@ -92,8 +92,8 @@ impl HostChanges {
     /// before is no error.
     ///
     /// # Errors
-    /// All that could not be undone. The guardian stays and tries again when this
-    /// process is gone.
+    /// All that could not be undone, which stays on record. The guardian tries again when this process
+    /// is gone; without one the next VMM does, or `vcpufreq cleanup`.
     pub fn undo(&self) -> anyhow::Result<()> {
         let left = match &self.guardian {
             Some(guardian) => guardian.socket().undo()?,

@@ -103,7 +103,7 @@ impl Server {
             };
             let why = self.until_end(&mut machine, refusals);
             let (left, undone) = machine.end();
-            // The record has what is left. It is put back when this process has ended.
+            // The record has what is left, for the guardian or for `vcpufreq cleanup`.
             if let Err(error) = undone {
                 warn(&format!("process {pid}: {}", chain(&error)));
                 return Some(ERROR);
