@@ -26,8 +26,8 @@ pub struct Root {
     cache: PathBuf,
     repo: PathBuf,
     choice: Choice,
-    /// By [`tree::lists`].
-    lists: String,
+    /// By [`tree::lists_key`].
+    lists_key: String,
     found: CacheState,
 }
 
@@ -38,7 +38,7 @@ impl Root {
         Ok(Self {
             found,
             choice: tree::choice(&dir)?,
-            lists: tree::lists(&dir),
+            lists_key: tree::lists_key(&dir),
             dir: dir.join("tree"),
             cache: cache.dir().to_path_buf(),
             repo: repo.to_path_buf(),
@@ -88,7 +88,7 @@ impl Root {
 
     /// What names this root in the keys of what is built with it.
     pub fn id(&self) -> String {
-        self.dir.display().to_string() + &self.lists
+        self.dir.display().to_string() + &self.lists_key
     }
 
     /// A command that runs in the root, ended by the kernel when this

@@ -165,7 +165,7 @@ const ADD: &str = r#"
     rm "$dir/begun"
 "#;
 
-/// The file that a tree's lists are named in.
+/// The file with the key of a tree's package lists.
 const LISTS: &str = "lists";
 
 /// What a root is for.
@@ -361,7 +361,7 @@ fn make_of(sources: &[String], mmdebstrap: &Path, to: &Path) -> Result<()> {
 
 /// Which package lists the tree in this folder was made from: what was built with a tree of others,
 /// in the same folder, isn't this one's.
-pub fn lists(dir: &Path) -> String {
+pub fn lists_key(dir: &Path) -> String {
     // A tree without this file has an id without lists.
     fs::read_to_string(dir.join(LISTS)).unwrap_or_default()
 }

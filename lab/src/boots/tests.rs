@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Promises: a scenario of a host is in one set; what finds most defects soonest is in the
+//! short one, which judges no samples.
+use std::collections::BTreeSet;
+
+use super::*;
+
+/// Each scenario of a set with its host.
+fn entries(set: Set) -> Vec<(String, &'static str)> {
+    let boots = of(set).into_iter();
+    let each = boots.flat_map(|boot| {
+        let all = boot.scenarios.iter().chain(boot.sampled);
+        all.map(|&one| (boot.name(), one))
+    });
+    // Two boots of it are one test.
+    let (mut repeats, mut others): (Vec<_>, Vec<_>) = each.partition(|(_, one)| *one == "repeat");
+    repeats.dedup();
+    others.append(&mut repeats);
+    others
+}
+
+#[test]
+fn each_scenario_is_in_one_set() {
+    let mut seen = BTreeSet::new();
+    for entry in [entries(Short), entries(Long), entries(Instrumented)].concat() {
+        assert!(seen.insert(entry.clone()), "twice: {entry:?}");
+    }
+}
+
+#[test]
+fn a_host_has_what_its_scenario_needs() {
+    let of = |scenario: &str| parts(&[scenario.to_owned()]);
+    let rows: [(HostPart, &[&str]); 10] = [
+        (Board, &["board", "board:kills:3", "board:report"]),
+        (Disk, &["debian-guest"]),
+        (Firmware, &["qemu-efi"]),
+        (GibPage, &["rt-guest"]),
+        (Isolated, &["libvirt-rt"]),
+        (Libvirt, &["libvirt", "libvirt-rt"]),
+        (Monitoring, &["metrics"]),
+        (
+            Qemu,
+            &[
+                "board:kills",
+                "debian-guest",
+                "libvirt",
+                "libvirt-rt",
+                "paths",
+                "qemu",
+                "qemu-control",
+                "qemu-deaths",
+                "qemu-efi",
+                "qemu-life",
+                "qemu-moves",
+                "qemu-ram",
+                "qemu-service",
+                "rt-io",
+                "rt-qemu:kills:50",
+            ],
+        ),
+        (
+            Systemd,
+            &[
+                "libvirt",
+                "libvirt-rt",
+                "metrics",
+                "qemu-service",
+                "scx-unit",
+                "systemd",
+            ],
+        ),
+        (Tools, &["rt-io", "rt-latency", "rt-loop", tools::SHELL]),
+    ];
+    for (part, scenarios) in rows {
+        for scenario in scenarios {
+            assert!(of(scenario).contains(&part), "{scenario}: {part:?}");
+        }
+    }
+    assert_eq!(of("rt-latency"), [Tools]);
+    assert_eq!(of("opps-exact:boost"), []);
+    assert_eq!(of("peer"), []);
+}
+
+#[test]
+fn the_short_set_judges_no_samples() {
+    let sampled: BTreeSet<&&str> = BOOTS.iter().flat_map(|boot| boot.sampled).collect();
+    assert!(sampled.contains(&"no-dip:fifo"));
+    for boot in of(Short) {
+        let of_boot: BTreeSet<&&str> = boot.scenarios.iter().collect();
+        assert!(
+            boot.sampled.is_empty() && of_boot.is_disjoint(&sampled),
+            "{}",
+            boot.name()
+        );
+    }
+}
+
+#[test]
+fn the_short_set_has_one_of_each_kind() {
+    let short = entries(Short);
+    let has = |host: &str, name: &str| {
+        let host = format!("2+2 host {host} vcpufreq neoverse-v1 GICv3");
+        assert!(short.contains(&(host.clone(), name)), "{host}: {name}");
+    };
+    for path in ["auto", "ioeventfd", "exit"] {
+        let host = format!("Standard guest Standard driver Ours path {path}");
+        has(&host, "opps-exact");
+    }
+    has(
+        "Standard guest Standard driver Ours path auto",
+        "default-run",
+    );
+    has(
+        "Standard guest Standard driver Ours path auto",
+        "bpf-requests",
+    );
+    has("Rt guest Rt driver Ours path auto", "rt-settings");
+}
