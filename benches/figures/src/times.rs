@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! How long the README's commands take: `docs/times.json` keeps a run of each on each machine, with
-//! empty caches and with filled ones, and `out/times.json` has this machine's newest, also those with
-//! caches that the demo has filled partly: these are in no column.
+//! empty caches and with filled ones, and `out/times.json` has this machine's newest. A run that found
+//! its caches partly filled is in no column.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -24,7 +24,7 @@ const IOEVENTFD: libc::c_ulong = 0x4040_ae79;
 /// A virtual machine and the number of a memory slot that it does not use.
 #[derive(Clone)]
 pub struct KvmSlot {
-    /// The virtual machine, such as a `VmFd` of kvm-ioctls.
+    /// The virtual machine's file, such as a `VmFd` of kvm-ioctls. KVM's requests go to it, whatever it is.
     pub vm: Arc<dyn AsRawFd + Send + Sync>,
     /// The slot's number, below what KVM answers to `KVM_CAP_NR_MEMSLOTS`.
     pub slot: u32,
@@ -62,7 +62,8 @@ impl KvmSlot {
     }
 
     fn ioctl<T>(&self, request: libc::c_ulong, argument: &T) -> io::Result<()> {
-        // SAFETY: both requests read one such struct at the pointer. A MemorySlot stays mapped as long
+        // SAFETY: both requests read one such struct at the pointer; files other than a virtual machine's
+        // don't know these numbers. A MemorySlot stays mapped as long
         // as its KvmOffload. The guest only reads it, or all its users take it for memory that a guest
         // changes at any time.
         match unsafe { libc::ioctl(self.vm.as_raw_fd(), request as _, &raw const *argument) } {

@@ -15,8 +15,8 @@ thread_local! {
     static PCPU: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Accesses that this thread makes from now on are those of `vcpu`: for a device without a bridge, whose
-/// handle [registers](crate::BridgeHandle::register_this_thread) threads.
+/// Accesses that this thread makes from now on are those of `vcpu`: for a device without a bridge. With
+/// one, [`register_this_thread`](crate::BridgeHandle::register_this_thread) does it.
 pub fn accesses_are_of(vcpu: VcpuId) {
     VCPU.set(Some(vcpu));
     PCPU.set(None);

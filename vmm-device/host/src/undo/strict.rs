@@ -5,7 +5,7 @@ use serde::{Serialize, de::DeserializeOwned, de::Error as _};
 use serde_json::Value;
 
 /// Reads a record that has no field which this version doesn't write: such a field may be a condition
-/// of the change. Serde could refuse it too, but then nobody could read what is known of the record.
+/// of the change. Serde could refuse it too, but then what is known of the record could not be read.
 ///
 /// # Errors
 /// As [`serde_json::from_str`], and the first field that is unknown.
