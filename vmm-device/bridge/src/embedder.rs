@@ -78,10 +78,34 @@ pub trait Embedder: Debug + Send + Sync {
     }
 }
 
+/// Warns by such a function alone, and confines no thread.
+impl Embedder for fn(&str) {
+    fn warn(&self, text: &str) {
+        self(text);
+    }
+}
+
 /// Drops all texts, and confines no thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Silent;
 
 impl Embedder for Silent {
     fn warn(&self, _: &str) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[test]
+    fn a_function_is_told_warnings_alone() {
+        static TOLD: Mutex<String> = Mutex::new(String::new());
+        let tell: fn(&str) = |text| TOLD.lock().unwrap().push_str(text);
+        let embedder: Arc<dyn Embedder> = Arc::new(tell);
+        embedder.explain("how a path works");
+        embedder.warn("a problem");
+        assert_eq!(*TOLD.lock().unwrap(), "a problem");
+    }
 }

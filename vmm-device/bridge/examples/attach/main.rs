@@ -9,26 +9,13 @@ pub mod guest;
 use std::sync::Arc;
 
 use kvm_ioctls::Kvm;
-use vcpufreq_bridge::{AccessPath, Bridge, BridgeBuilder, Embedder, KvmSlot, Totals};
+use vcpufreq_bridge::{AccessPath, Bridge, BridgeBuilder, KvmSlot, Totals};
 use vcpufreq_device::{DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
 use vcpufreq_host::HostRoot;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 /// Guest address of the first register.
 pub const BASE: u64 = 0x0a00_0000;
-
-#[derive(Debug)]
-struct Stderr;
-
-impl Embedder for Stderr {
-    fn warn(&self, text: &str) {
-        eprintln!("warning: {text}");
-    }
-
-    fn explain(&self, text: &str) {
-        eprintln!("{text}");
-    }
-}
 
 extern "C" fn kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
@@ -40,7 +27,8 @@ pub fn builder(host: &HostRoot) -> anyhow::Result<BridgeBuilder> {
         domain: DomainId(0),
     }]);
     register_signal_handler(SIGRTMIN(), kick)?;
-    let bridge = Bridge::builder(BASE, config, Arc::new(Stderr)).host(host.clone());
+    let warn: fn(&str) = |text| eprintln!("warning: {text}");
+    let bridge = Bridge::builder(BASE, config, Arc::new(warn)).host(host.clone());
     Ok(bridge.moved_signal(SIGRTMIN()))
 }
 
