@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{Builder, JoinHandle};
 
 use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -412,16 +413,22 @@ impl Attachment {
         }
     }
 
-    /// Calls [`Self::fall_back`] whenever it is to be called, until all accesses exit or the bridge has
-    /// ended: for a VMM that gives it a thread, and has one virtual machine as long as the bridge, which
+    /// Has a thread of its own call [`Self::fall_back`] whenever it is to be called, until all accesses
+    /// exit or the bridge has ended: for a VMM that has one virtual machine as long as the bridge, which
     /// it keeps open until then. It also falls back if it can't wait.
-    pub fn watch(mut self) {
-        while let Some(lost) = self.lost() {
-            match wait_until_readable(lost) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                _ => self.fall_back(),
+    ///
+    /// # Errors
+    /// As pthread_create(3): `EAGAIN`. The guest must not start.
+    pub fn watch(mut self) -> io::Result<JoinHandle<()>> {
+        let watch = move || {
+            while let Some(lost) = self.lost() {
+                match wait_until_readable(lost) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    _ => self.fall_back(),
+                }
             }
-        }
+        };
+        Builder::new().name("watch".to_owned()).spawn(watch)
     }
 
     /// Takes it back from a virtual machine that goes on without it. One that ends needs no call.

@@ -121,7 +121,7 @@ fn a_watch_detaches_what_is_lost() {
     let vm = FakeVm::new(Removal::Works);
     let (attachment, offload, _) = attached(&vm);
     offload.lost.write(1).unwrap();
-    attachment.watch();
+    attachment.watch().unwrap().join().unwrap();
     assert_eq!((vm.connected(), offload.state.writes()), (0, false));
 }
 

@@ -5,7 +5,7 @@
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used)]
 
-use std::{sync::Arc, thread};
+use std::sync::Arc;
 
 use kvm_ioctls::Kvm;
 use vcpufreq_bridge::{AccessPath, KvmSlot};
@@ -29,7 +29,7 @@ fn a_watch_ends_with_its_bridge() {
     let vm = Arc::new(kvm.create_vm().unwrap());
     let attachment = bridge.handle().attach(KvmSlot { vm, slot: 1 });
     assert!(attachment.lost().is_some());
-    let watch = thread::spawn(|| attachment.watch());
+    let watch = attachment.watch().unwrap();
     drop(bridge);
     watch.join().unwrap();
 }

@@ -40,7 +40,7 @@ pub fn run(kvm: &Kvm, bridge: Bridge) -> anyhow::Result<(AccessPath, u32, usize,
     let mut vcpu = guest::vcpu(&vm, &ram)?;
     let handle = bridge.handle();
     let free = KvmSlot { vm, slot: 1 };
-    // A VMM gives `attachment.watch()` a thread, or waits for `lost()` itself.
+    // A VMM calls `attachment.watch()`, or waits for `lost()` itself.
     let attachment = handle.attach(free);
 
     // On the thread of vCPU 0, before it runs the guest.
