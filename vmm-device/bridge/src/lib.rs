@@ -64,6 +64,8 @@ pub use pcpu_load::{PcpuLoad, PcpuTarget};
 pub use tune::{
     TUNED_AT_MOST, TUNINGS_AT_MOST, TuneClient, TuneEnd, TuneError, TuneRequest, Tuning,
 };
+pub use vcpufreq_device::VcpuId;
+pub use vcpufreq_host::{HostRoot, MirrorError, mirror};
 
 /// Its example is a test.
 #[cfg(doctest)]
