@@ -1,25 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The vcpufreq device in Cloud Hypervisor. `embed` copies this file into a source tree and puts the
-//! calls to it there.
+//! The vcpufreq device in Cloud Hypervisor: `embed` puts it and its calls into a source tree.
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
-use std::thread;
 
 use anyhow::Context;
 use hypervisor::kvm::KvmVm;
-use vcpufreq_bridge::{Bridge, BridgeHandle, Embedder, KvmSlot, MmioDevice};
-use vcpufreq_device::{REGION_ALIGN, VcpuId, region_size};
-use vcpufreq_host::{HostRoot, mirror};
+use vcpufreq_bridge::{Bridge, HostRoot, KvmSlot, MmioDevice, VcpuId, mirror};
 use vm_device::BusDeviceSync;
 
-use crate::{device_manager::AddressManager, vm_config::CpusConfig};
-
-#[derive(Debug)]
-struct Log;
-impl Embedder for Log {
-    fn warn(&self, text: &str) {
-        log::warn!("cpufreq: {text}");
-    }
-}
+/// Where layout.rs has no other device, below 4 GiB: a guest without paging gets there too.
+const BASE: u64 = if cfg!(target_arch = "x86_64") { 0xf900_0000 } else { 0x0a00_0000 };
+/// The bridge of the virtual machine that runs.
+static RUNNING: Mutex<Option<Bridge>> = Mutex::new(None);
 
 struct Registers(Arc<dyn MmioDevice>);
 impl BusDeviceSync for Registers {
@@ -32,43 +23,34 @@ impl BusDeviceSync for Registers {
     }
 }
 
-/// The bridge of the virtual machine that runs.
-static RUNNING: Mutex<Option<Bridge>> = Mutex::new(None);
-
-/// Starts the bridge; what answers on the bus.
-pub fn start(of: &AddressManager, slot: u32, cpus: &CpusConfig) -> anyhow::Result<Arc<dyn BusDeviceSync>> {
-    let mut pins = vec![vec![]; cpus.max_vcpus as usize];
-    for of in cpus.affinity.iter().flatten() {
-        pins[of.vcpu as usize] = of.host_cpus.iter().map(|cpu| *cpu as u32).collect();
-    }
-    let config = mirror(&HostRoot::default(), &pins)?;
-    let vm = of.vm.as_any().downcast_ref::<KvmVm>().context("the hypervisor isn't KVM")?.fd.clone();
-    let (size, align) = (region_size(u16::try_from(pins.len())?), Some(REGION_ALIGN));
-    let base = of.allocator.lock().unwrap().allocate_platform_mmio_addresses(None, size, align);
-    let base = base.context("no addresses for the registers")?.0;
-    // `ioeventfd(true)` on arm64 without FEAT_S2FWB.
-    let bridge = Bridge::builder(base, config, Arc::new(Log)).pins(pins).ioeventfd(false).start()?;
+/// Starts the bridge, and puts the registers on the bus.
+pub fn start(of: &mut super::DeviceManager) -> anyhow::Result<()> {
+    let cpus = of.config.lock().unwrap().cpus.clone();
+    let affinity = |vcpu| cpus.affinity.iter().flatten().filter(move |of| of.vcpu == vcpu);
+    let pin = |vcpu| affinity(vcpu).flat_map(|of| &of.host_cpus).map(|cpu| *cpu as u32).collect();
+    let pins: Vec<Vec<u32>> = (0..cpus.max_vcpus).map(pin).collect();
+    let vm = of.address_manager.vm.as_any().downcast_ref::<KvmVm>().context("it isn't KVM")?;
+    let log: fn(&str) = |text| log::warn!("cpufreq: {text}");
+    let bridge = Bridge::builder(BASE, mirror(&HostRoot::default(), &pins)?, Arc::new(log));
+    let bridge = bridge.pins(pins).ioeventfd(cfg!(target_arch = "aarch64")).start()?;
     let registers = Arc::new(Registers(bridge.mmio()));
-    of.mmio_bus.insert(registers.clone(), base, size)?;
-    let attachment = bridge.handle().attach(KvmSlot { vm, slot });
-    thread::Builder::new().name("cpufreq".to_owned()).spawn(|| attachment.watch())?;
-    log::info!("cpufreq: registers at {base:#x}");
+    of.address_manager.mmio_bus.insert(registers.clone(), BASE, bridge.size())?;
+    let slot = of.memory_manager.lock().unwrap().allocate_memory_slot();
+    bridge.handle().attach(KvmSlot { vm: vm.fd.clone(), slot }).watch()?;
+    of.bus_devices.push(registers);
+    log::info!("cpufreq: registers at {BASE:#x}");
     *RUNNING.lock().unwrap() = Some(bridge);
-    Ok(registers)
+    Ok(())
 }
 
 /// Called when the virtual machine has ended.
 pub fn stop() {
-    if let Some(bridge) = RUNNING.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        log::info!("cpufreq: {:?}", bridge.stop().counters);
-    }
+    let bridge = RUNNING.lock().unwrap_or_else(PoisonError::into_inner).take();
+    bridge.into_iter().for_each(|bridge| log::info!("cpufreq: {:?}", bridge.stop().counters));
 }
 
-/// Called once on a vCPU's thread, before it is confined. It calls the handle before each KVM_RUN.
-pub fn on_vcpu_thread(vcpu: u32) -> anyhow::Result<Option<BridgeHandle>> {
+/// Called on a vCPU's thread before its filter. `before_run` isn't: its pCPUs have one frequency.
+pub fn on_vcpu_thread(vcpu: u32) -> anyhow::Result<()> {
     let handle = RUNNING.lock().unwrap().as_ref().map(Bridge::handle);
-    if let Some(handle) = &handle {
-        handle.register_this_thread(VcpuId(u16::try_from(vcpu)?))?;
-    }
-    Ok(handle)
+    handle.map_or(Ok(()), |handle| Ok(handle.register_this_thread(VcpuId(vcpu.try_into()?))?))
 }
