@@ -11,11 +11,16 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::progress::{Step, above};
 
+/// Else dpkg syncs the files of each package, which is two fifths of the time that a tree takes. The tree
+/// keeps it for packages that come later.
+const NO_SYNC: &str = "--dpkgopt=force-unsafe-io";
+
 /// Runs mmdebstrap with `--verbose`, shows how far it is and keeps what it
 /// prints in `log`. The error is one line with the cause; where that is
 /// unknown, all that was printed goes to stderr first.
 pub fn run(command: &mut Command, log: &Path, step: &Step) -> Result<()> {
     let mut child = command
+        .arg(NO_SYNC)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
