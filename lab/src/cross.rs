@@ -45,7 +45,7 @@ const LINTED: &[&str] = &[
     "--exclude",
     "vcpufreq-lab",
     "--features",
-    "vcpufreq-tests/bpf,vcpufreq-bridge/kvm-ioctls",
+    "vcpufreq-tests/bpf,vcpufreq-bridge/kvm",
 ];
 const SOURCE: ModuleSource = ModuleSource {
     name: "sources",
@@ -197,7 +197,7 @@ pub fn lints(
 pub const HOST_FEATURES: [&str; 3] = [
     "--no-default-features",
     "--features",
-    "vcpufreq-bridge/kvm-ioctls,vcpufreq-tests/scenarios",
+    "vcpufreq-bridge/kvm,vcpufreq-tests/scenarios",
 ];
 
 /// The root's cargo.

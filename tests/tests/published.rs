@@ -140,12 +140,7 @@ fn the_packages_are_whole_and_the_library_runs_its_example() {
     // The registry may not have them yet.
     let patch = |name| format!("--config=patch.crates-io.{name}.path={:?}", unpacked(name));
     let patches: Vec<String> = names.map(patch).collect();
-    let mut test = vec![
-        "test",
-        "--offline",
-        "--features=kvm-ioctls",
-        "--test=attach",
-    ];
+    let mut test = vec!["test", "--offline", "--features=kvm", "--test=attach"];
     test.extend(patches.iter().map(String::as_str));
     test.extend(["--", "--nocapture"]);
     let printed = cargo(&test, &unpacked("vcpufreq-bridge"));

@@ -6,7 +6,7 @@
 //!   └─▶ maintenance thread: requests over the limit, hotplug, governors, pinnings, caps
 //! ```
 //!
-//! A VMM implements [`KvmVm`] (with the feature `kvm-ioctls`, `KvmSlot` is one) and [`Embedder`],
+//! A VMM implements [`KvmVm`] (with the feature `kvm`, `KvmSlot` is one) and [`Embedder`],
 //! calls [`Bridge::builder`], and puts [`Bridge::mmio`] on its bus. It reports its threads, resets
 //! and end to a [`BridgeHandle`].
 //!
@@ -29,7 +29,7 @@ mod guest_pages;
 mod host_watch;
 mod hotplug;
 pub mod ioeventfd;
-#[cfg(feature = "kvm-ioctls")]
+#[cfg(feature = "kvm")]
 mod kvm_slot;
 mod maintenance;
 mod mmio_device;
@@ -51,7 +51,7 @@ pub use embedder::{BridgeThread, BridgeWork, Embedder, Silent};
 pub use error::{BackendError, PathError};
 pub use event_stats::{EventSink, EventStats, HostEvent};
 pub use guest_pages::GuestPages;
-#[cfg(feature = "kvm-ioctls")]
+#[cfg(feature = "kvm")]
 pub use kvm_slot::KvmSlot;
 pub use maintenance::TURNS;
 pub use mmio_device::{MmioDevice, accesses_are_of};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A virtual machine with the device on KVM:
-//! `cargo run -p vcpufreq-bridge --features kvm-ioctls --example attach`.
+//! `cargo run -p vcpufreq-bridge --features kvm --example attach`.
 //!
 //! Its guest reads cur_perf and asks for a frequency of its table. By ioeventfd neither exits.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A VMM with a bus, a KVM wrapper and confined threads of its own (foreign.rs) gets the device by
-//! this file: `cargo run -p vcpufreq-bridge --features kvm-ioctls --example embedder`, as root on
+//! this file: `cargo run -p vcpufreq-bridge --features kvm --example embedder`, as root on
 //! x86-64. tests/embedder.rs checks what it prints.
 
 pub mod foreign;
