@@ -32,7 +32,7 @@ const THREADS: Duration = Duration::from_secs(10);
 const SETTLE_STEP: Duration = Duration::from_millis(100);
 const SETTLE_TRIES: u32 = 300;
 /// After this time it has.
-const SETTLED: Duration = Duration::from_secs(4);
+pub const SETTLED: Duration = Duration::from_secs(4);
 /// Utilization of a vCPU's thread that only its guest's ticks and timers use.
 const IDLE_UTIL: u32 = 30;
 

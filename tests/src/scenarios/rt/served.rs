@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A real-time guest of QEMU's, behind `vcpufreq qemu --rt`: its vCPU is alone on its pCPU, and its
-//! requests are in force. QEMU, its server or both are killed: then all is as it was. What can't be is
-//! refused in one line.
+//! requests are in force. QEMU, its server or both are killed: then all is as it was. So it is when a
+//! guest behind `rt exec` ends. What can't be is refused in one line.
 
 use std::fs;
 use std::process::Command;
+use std::thread::sleep;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -16,14 +17,14 @@ use super::inventory::{self, Inventory, bound_file};
 use crate::harness::leftovers::left_soon;
 use crate::harness::plan::{Plan, ask_for, set_governor};
 use crate::harness::policy::Policy;
-use crate::harness::rt_command::succeeded;
+use crate::harness::rt_command::{command, succeeded};
 use crate::harness::server::ServeProcess;
 use crate::harness::sys::{CAP_SYS_NICE, drop_capabilities};
 use crate::harness::sysfs;
 use crate::harness::thread_facts::{allowed, scheduling};
 use crate::harness::trace;
-use crate::harness::vm::{self, BOOT, Setup, Vm};
-use crate::harness::vmm::{SOCKET, Vmm, qemu_at, vcpu_name};
+use crate::harness::vm::{self, BOOT, SETTLED, Setup, Vm};
+use crate::harness::vmm::{SOCKET, Vmm, behind, qemu_at, vcpu_name};
 use crate::harness::wait::{SOON, settled};
 
 const BOUND_US: &str = "50";
@@ -75,10 +76,12 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let changed = inventory::changes(&applied, &inventory::everything()?);
     succeeded(&["restore"])?;
     let left = inventory::changes(&before, &inventory::everything()?);
+    let by_exec = by_exec(plan, &setup, (policy, cpu, floor), &before)?;
     let figures = json!({ "refused": refused, "changed": changed, "left": left });
     Ok(LabVerdict::with_figures(figures)
         .parts("rounds", rounds)
         .part("by_serve", by_serve)
+        .part("by_exec", by_exec)
         .check_none("what apply set stays", &changed)
         .check_none("nothing is left", &left))
 }
@@ -178,6 +181,34 @@ fn by_serve(
         .check_eq("requests are in force", &clamps, [true, true])
         .part("goes_on", goes_on)
         .check_none("all is put back", &changed))
+}
+
+/// Behind `rt exec`, which sets the pCPU apart before QEMU starts, and puts all back at its end.
+fn by_exec(
+    plan: &Plan,
+    setup: &Setup,
+    (policy, cpu, floor): (&Policy, u32, u32),
+    before: &Inventory,
+) -> Result<LabVerdict> {
+    let guest = vm::command(setup);
+    let mut exec = command(&["exec", "--guest", &format!("plc={cpu}"), "--"]);
+    let mut vm = Vm::spawn(exec.arg(guest.get_program()).args(guest.get_args()))?;
+    vm.expect("@ready", BOOT)?;
+    sleep(SETTLED);
+    let exec = vm.program();
+    let children = fs::read_to_string(format!("/proc/{exec}/task/{exec}/children"))?;
+    let mut children = children.split(' ').filter_map(|pid| pid.parse().ok());
+    vm.set_vmm(children.find_map(behind).context("no QEMU")?);
+    plan.load_driver(&mut vm)?;
+    let clamps = in_force(&mut vm, (policy, floor))?;
+    let alone = alone(&vm, &[("1 1", cpu)])?;
+    vm.quit()?;
+    let left = inventory::changes(before, &inventory::everything()?);
+    let figures = json!({ "clamps": clamps, "left": left });
+    Ok(LabVerdict::with_figures(figures)
+        .part("alone", alone)
+        .check_eq("requests are in force", &clamps, [true, true])
+        .check_none("nothing is left", &left))
 }
 
 /// Whether requests for the highest OPP and the lowest are in force on vCPU 1, which has this floor.
