@@ -63,9 +63,8 @@ impl KvmSlot {
 
     fn ioctl<T>(&self, request: libc::c_ulong, argument: &T) -> io::Result<()> {
         // SAFETY: both requests read one such struct at the pointer; files other than a virtual machine's
-        // don't know these numbers. A MemorySlot stays mapped as long
-        // as its KvmOffload. The guest only reads it, or all its users take it for memory that a guest
-        // changes at any time.
+        // don't know these numbers. A MemorySlot stays mapped as long as its KvmOffload. The guest only
+        // reads it, or all its users take it for memory that a guest changes at any time.
         match unsafe { libc::ioctl(self.vm.as_raw_fd(), request as _, &raw const *argument) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),

@@ -9,8 +9,8 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::thread::{Builder, JoinHandle};
 
 use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
@@ -418,17 +418,41 @@ impl Attachment {
     /// it keeps open until then. It also falls back if it can't wait.
     ///
     /// # Errors
-    /// As pthread_create(3): `EAGAIN`. The guest must not start.
+    /// As pthread_create(3): `EAGAIN`. All accesses exit then.
     pub fn watch(mut self) -> io::Result<JoinHandle<()>> {
+        let (give, take) = mpsc::channel::<Self>();
         let watch = move || {
-            while let Some(lost) = self.lost() {
-                match wait_until_readable(lost) {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    _ => self.fall_back(),
-                }
+            if let Ok(attachment) = take.recv() {
+                attachment.until_all_exit();
             }
         };
-        Builder::new().name("watch".to_owned()).spawn(watch)
+        match Builder::new().name("watch".to_owned()).spawn(watch) {
+            Ok(thread) => {
+                // The thread waits for it.
+                let _ = give.send(self);
+                Ok(thread)
+            }
+            Err(error) => {
+                self.give_up();
+                Err(error)
+            }
+        }
+    }
+
+    fn until_all_exit(mut self) {
+        while let Some(lost) = self.lost() {
+            match wait_until_readable(lost) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ => self.fall_back(),
+            }
+        }
+    }
+
+    /// Has all accesses exit from now on, since nothing looks at what is lost.
+    fn give_up(&mut self) {
+        while self.lost().is_some() {
+            self.fall_back();
+        }
     }
 
     /// Takes it back from a virtual machine that goes on without it. One that ends needs no call.

@@ -117,6 +117,15 @@ fn one_that_does_not_gets_none() {
 }
 
 #[test]
+fn without_a_watch_all_accesses_exit() {
+    let vm = FakeVm::new(Removal::Works);
+    let (mut attachment, offload, _) = attached(&vm);
+    attachment.give_up();
+    assert!(attachment.lost().is_none());
+    assert_eq!((vm.connected(), offload.state.writes()), (0, false));
+}
+
+#[test]
 fn a_watch_detaches_what_is_lost() {
     let vm = FakeVm::new(Removal::Works);
     let (attachment, offload, _) = attached(&vm);
