@@ -12,6 +12,7 @@
  * vcpufreq_scale.c     frequency invariance: what the host gives, each tick
  * vcpufreq_ceiling.c   requests that are the most, too: a guest that holds itself down
  * vcpufreq_cap.c       a policy's maximum: what the host allows now
+ * vcpufreq_steal.c     capacity that the host takes from a CPU by running something else
  * vcpufreq_capacity.c  CPU capacities from a device that gives them
  * vcpufreq_em.c        energy model from the device tree's OPPs, or the device
  */
@@ -24,6 +25,7 @@
 #include <linux/jiffies.h>
 #include <linux/mutex.h>
 #include <linux/pm_qos.h>
+#include <linux/random.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
 #include <linux/workqueue.h>
@@ -98,23 +100,41 @@ struct vcpufreq_io {
 	resource_size_t size;
 };
 
-/* How often the caps are looked at, while a CPU has ticks. */
+/**
+ * struct vcpufreq_steal - what is known of a CPU's steal time
+ * @stolen:	all of it at the last look, in ns
+ * @busy:	the time of its tasks at the last look, in ns
+ * @looked_at:	when that was, by ktime_get_ns()
+ * @peak:	the highest share of late, of SCHED_CAPACITY_SCALE; it falls slowly
+ * @share:	the share that the scheduler takes from the CPU's capacity
+ */
+struct vcpufreq_steal {
+	u64 stolen;
+	u64 busy;
+	u64 looked_at;
+	u64 peak;
+	unsigned int share;
+};
+
+/* How often caps and steal time are looked at while a CPU has ticks, on average. */
 #define VCPUFREQ_CAPS_INTERVAL	(HZ / 4)
 
 /**
- * struct vcpufreq_caps - what looks at the caps of all domains
+ * struct vcpufreq_caps - what looks at the domains' caps and the CPUs' steal time
  * @vf:		the device that has them
  * @due:	when the next look is due, in jiffies
  * @queue:	where it is done: not on isolated CPUs, nor during suspend
  * @look:	the look
- * @lock:	protects each domain's @cap
+ * @lock:	protects each domain's @cap, and @steal
+ * @steal:	of each possible CPU, by CPU number
  */
 struct vcpufreq_caps {
 	const struct vcpufreq *vf;
 	unsigned long due;
 	struct workqueue_struct *queue;
 	struct work_struct look;
-	struct mutex lock; /* of each domain's @cap */
+	struct mutex lock; /* of each domain's @cap, and @steal */
+	struct vcpufreq_steal *steal;
 };
 
 /* With interrupts off, in a tick: what a look does may sleep. */
@@ -123,8 +143,12 @@ static inline void vcpufreq_caps_tick(struct vcpufreq_caps *caps)
 	if (time_before(jiffies, READ_ONCE(caps->due)))
 		return;
 
-	/* Of CPUs that come here at once, one queues it. */
-	WRITE_ONCE(caps->due, jiffies + VCPUFREQ_CAPS_INTERVAL);
+	/*
+	 * Of CPUs that come here at once, one queues it. At random, or two guests that
+	 * share CPUs of the host would leave one at the same time, and meet again.
+	 */
+	WRITE_ONCE(caps->due, jiffies + VCPUFREQ_CAPS_INTERVAL / 2 +
+			      get_random_u32_below(VCPUFREQ_CAPS_INTERVAL));
 	queue_work(caps->queue, &caps->look);
 }
 
@@ -137,7 +161,7 @@ static inline void vcpufreq_caps_tick(struct vcpufreq_caps *caps)
  * @has_ceilings: a request may be the most, too
  * @has_pages:	the device takes memory of the guest's
  * @capacity_set: the CPUs' capacities are those of @capacity
- * @caps:	what looks at that; NULL if it doesn't
+ * @caps:	what looks at that, and at steal time; NULL on x86
  * @capacity:	of each possible CPU, 1 to SCHED_CAPACITY_SCALE, by CPU number;
  *		NULL if the device doesn't give them
  * @driver:	the cpufreq driver registered for this device
@@ -266,6 +290,10 @@ void vcpufreq_caps_exit(struct vcpufreq *vf);
 void vcpufreq_cap_start(struct vcpufreq_domain *domain,
 			struct cpufreq_policy *policy);
 void vcpufreq_cap_stop(struct vcpufreq_domain *domain);
+
+void vcpufreq_steal_start(struct vcpufreq_steal *steal, unsigned int cpu);
+void vcpufreq_steal_look(struct vcpufreq_steal *steal, unsigned int cpu, u32 cap);
+void vcpufreq_steal_stop(struct vcpufreq_steal *steal, unsigned int cpu);
 
 void vcpufreq_capacity_set(struct vcpufreq *vf);
 void vcpufreq_capacity_restore(struct vcpufreq *vf);

@@ -3,7 +3,7 @@
  * Caps: while the host allows less than a CPU's highest performance (it is hot,
  * or somebody has lowered its limit), the policy's maximum is that. The scheduler
  * takes what is missing from the CPU's capacity (cpufreq pressure), and places
- * tasks as the host would.
+ * tasks as the host would. The same looks see to steal time.
  *
  * Cost: a tick compares two times. Four times a second, one tick of all CPUs
  * queues a look, which reads one register for each domain. An idle guest has no
@@ -21,11 +21,14 @@
 
 #include "vcpufreq.h"
 
-/* What a host whose server has gone allows isn't known. */
+/* What a device without caps allows isn't known, nor after its server has gone. */
 static s32 vcpufreq_host_cap(struct vcpufreq_domain *domain)
 {
 	unsigned int cpu = cpumask_first(&domain->cpus);
-	u32 cap = vcpufreq_read(domain->vf, cpu, VCPUFREQ_REG_PERF_CAP);
+	u32 cap = 0;
+
+	if (domain->vf->has_caps)
+		cap = vcpufreq_read(domain->vf, cpu, VCPUFREQ_REG_PERF_CAP);
 
 	if (!cap || cap >= vcpufreq_perf_max(domain) || cap > S32_MAX)
 		cap = FREQ_QOS_MAX_DEFAULT_VALUE;
@@ -36,7 +39,7 @@ static s32 vcpufreq_host_cap(struct vcpufreq_domain *domain)
 static void vcpufreq_caps_look(struct work_struct *work)
 {
 	struct vcpufreq_caps *caps = container_of(work, struct vcpufreq_caps, look);
-	unsigned int cpu;
+	unsigned int cpu, sibling;
 	s32 cap;
 
 	mutex_lock(&caps->lock);
@@ -53,12 +56,15 @@ static void vcpufreq_caps_look(struct work_struct *work)
 			WRITE_ONCE(domain->host_cap, cap);
 		freq_qos_update_request(&domain->cap, cap);
 		WRITE_ONCE(domain->host_cap, cap);
+
+		for_each_cpu(sibling, &domain->cpus)
+			vcpufreq_steal_look(&caps->steal[sibling], sibling, cap);
 	}
 	mutex_unlock(&caps->lock);
 }
 
 /**
- * vcpufreq_caps_init() - prepare to look at the caps, if the device has any
+ * vcpufreq_caps_init() - prepare to look at caps and steal time
  * @vf:		the device, whose domains are known
  *
  * Return: 0 or -ENOMEM.
@@ -67,11 +73,12 @@ int vcpufreq_caps_init(struct vcpufreq *vf)
 {
 	struct vcpufreq_caps *caps;
 
-	if (!vf->has_caps)
-		return 0;
-
 	caps = devm_kzalloc(vf->dev, sizeof(*caps), GFP_KERNEL);
 	if (!caps)
+		return -ENOMEM;
+
+	caps->steal = devm_kcalloc(vf->dev, nr_cpu_ids, sizeof(*caps->steal), GFP_KERNEL);
+	if (!caps->steal)
 		return -ENOMEM;
 
 	caps->queue = alloc_workqueue("vcpufreq", WQ_UNBOUND | WQ_FREEZABLE, 1);
@@ -93,9 +100,6 @@ int vcpufreq_caps_init(struct vcpufreq *vf)
  */
 void vcpufreq_caps_exit(struct vcpufreq *vf)
 {
-	if (!vf->caps)
-		return;
-
 	destroy_workqueue(vf->caps->queue);
 	mutex_destroy(&vf->caps->lock);
 	vf->caps = NULL;
@@ -114,9 +118,6 @@ void vcpufreq_cap_start(struct vcpufreq_domain *domain,
 	int ret;
 	s32 cap;
 
-	if (!caps)
-		return;
-
 	/*
 	 * A lower maximum counts as a share of this. The kernel knows it if it has
 	 * the capacities from the device tree; with ACPI it is 0, or 1 in older ones.
@@ -130,6 +131,8 @@ void vcpufreq_cap_start(struct vcpufreq_domain *domain,
 	WRITE_ONCE(domain->host_cap, cap);
 	ret = freq_qos_add_request(&policy->constraints, &domain->cap,
 				   FREQ_QOS_MAX, cap);
+	for_each_cpu(cpu, &domain->cpus)
+		vcpufreq_steal_start(&caps->steal[cpu], cpu);
 	mutex_unlock(&caps->lock);
 	if (ret < 0)
 		dev_warn(domain->vf->dev, "domain %u: no caps: %d\n",
@@ -143,12 +146,12 @@ void vcpufreq_cap_start(struct vcpufreq_domain *domain,
 void vcpufreq_cap_stop(struct vcpufreq_domain *domain)
 {
 	struct vcpufreq_caps *caps = domain->vf->caps;
-
-	if (!caps)
-		return;
+	unsigned int cpu;
 
 	mutex_lock(&caps->lock);
 	if (freq_qos_request_active(&domain->cap))
 		freq_qos_remove_request(&domain->cap);
+	for_each_cpu(cpu, &domain->cpus)
+		vcpufreq_steal_stop(&caps->steal[cpu], cpu);
 	mutex_unlock(&caps->lock);
 }

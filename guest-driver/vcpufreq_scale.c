@@ -27,8 +27,8 @@
  * @vf:		the device to ask
  * @domain:	whose ceiling to renew; NULL on an isolated CPU, or without ceilings
  * @perf_max:	highest performance of this CPU, kHz, above 0
- * @caps:	what looks at the host's caps; NULL on an isolated CPU, whose ticks
- *		are its tasks', or without
+ * @caps:	what looks at caps and steal time; NULL on an isolated CPU, whose ticks
+ *		are its tasks'
  * @factor:	SCHED_CAPACITY_SCALE / @perf_max, so that nothing is divided
  *		in the tick; rounded up, so that @perf_max gives full scale
  */

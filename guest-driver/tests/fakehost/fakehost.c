@@ -26,6 +26,7 @@ static void fakehost_write(u32 value, void __iomem *addr);
 #include "../../vcpufreq_scale.c"
 #include "../../vcpufreq_ceiling.c"
 #include "../../vcpufreq_cap.c"
+#include "../../vcpufreq_steal.c"
 #include "../../vcpufreq_capacity.c"
 #include "../../vcpufreq_em.c"
 #include "../../vcpufreq_pages.c"

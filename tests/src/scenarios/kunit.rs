@@ -17,18 +17,18 @@ use crate::harness::vm::Vm;
 /// The kernel's, for the results of each suite.
 const RESULTS: &str = "/sys/kernel/debug/kunit";
 
-/// A module of tests, and its suite.
-const OF_HOST: (&str, &str) = ("vcpufreq_host_test", "vcpufreq_clamp");
-const OF_GUEST: (&str, &str) = ("vcpufreq_guest_test", "vcpufreq_scale");
+/// A module of tests, and its suites.
+const OF_HOST: (&str, [&str; 1]) = ("vcpufreq_host_test", ["vcpufreq_clamp"]);
+const OF_GUEST: (&str, [&str; 2]) = ("vcpufreq_guest_test", ["vcpufreq_scale", "vcpufreq_steal"]);
 
 /// All tests passed of each kernel that has KUnit.
 pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let mut of = Vec::new();
     if Path::new(RESULTS).exists() {
-        of.push(on_host()?);
+        of.extend(on_host()?);
     }
     if kernel_log::guests_are_watched() {
-        of.push(in_guest(plan)?);
+        of.extend(in_guest(plan)?);
     }
     ensure!(
         !of.is_empty(),
@@ -40,23 +40,24 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         .figure("results", of))
 }
 
-fn on_host() -> Result<String> {
-    let (module, suite) = OF_HOST;
+fn on_host() -> Result<Vec<String>> {
+    let (module, suites) = OF_HOST;
     insmod(module, "")?;
-    let text = sysfs::text(results(suite));
+    let texts = suites.map(|suite| sysfs::text(results(suite)));
     rmmod(module)?;
-    text
+    texts.into_iter().collect()
 }
 
-fn in_guest(plan: &Plan) -> Result<String> {
+fn in_guest(plan: &Plan) -> Result<Vec<String>> {
     let policy = Policy::all()?.remove(0);
     let mut vm = Vm::boot(&plan.mirroring(&[policy.cpu()]))?;
-    let (module, suite) = OF_GUEST;
+    let (module, suites) = OF_GUEST;
     vm.ask(format!("insmod {module}"))?;
-    let text = vm.ask(format!("read {}", results(suite)))?;
+    let texts = suites.map(|suite| vm.ask(format!("read {}", results(suite))));
     vm.ask(format!("rmmod {module}"))?;
     vm.quit()?;
-    Ok(text.replace("\\n", "\n"))
+    let lines = |text: Result<String>| Ok(text?.replace("\\n", "\n"));
+    texts.into_iter().map(lines).collect()
 }
 
 fn results(suite: &str) -> String {
