@@ -8,7 +8,7 @@ policy's CPU with every governor; the scheduler sees the speed that cur_perf
 tells; a policy's maximum is what the host allows; hotplug, suspend and removal
 withdraw requests and leave the system as it was; a second load works; an
 energy model is there if and only if the device tree's OPPs are the host's
-levels.
+levels; whatever a host tells, and when, is bounded.
 
 usage: test_driver.py [--x86_64 | --served SOCKET] KERNEL FOLDER MODULE.ko [FAKEHOST.ko FREQ_SCALE.ko]
 Both options take a kernel for x86-64. The real server waits at SOCKET. FOLDER is for the
@@ -31,7 +31,7 @@ from guest import (CPUS, CUR_PERF, PERF_DOMAIN, PERFTBL_LEN, PERFTBL_RD, REGS_BA
 
 FAKE = "/sys/module/vcpufreq_fakehost/parameters"
 # VCPUFREQ_FEATURE_...
-ANY_CPU, PERF_CAP, CEILING = 1, 2, 4
+ANY_CPU, PERF_CAP, CEILING, SHARED_PAGES = 1, 2, 4, 8
 
 # Page, bytes of the region, registers of each CPU, the driver's message.
 # A register that isn't given is 0, but perf_domain is the CPU's number.
@@ -390,12 +390,58 @@ def caps(guest, known):
     capped(600_000, 600_000)
 
 
+def lies(args):
+    """A host may make the guest slow, and no more; what it tells later counts again."""
+    table = "table_khz=600000,1000000,2000000"
+    known = ANY_CPU | PERF_CAP | CEILING
+    with Guest(args.kernel, args.modules, args.folder, "") as guest:
+        for features in (known, known | SHARED_PAGES):
+            guest.run(f"busybox insmod /vcpufreq_fakehost.ko {table} domain=0,0,1 "
+                      f"cur_khz=1000000,1000000,1000000 features={features}")
+            guest.run(f"echo 1 > {FAKE}/lies")
+            told_lies(guest)
+            guest.run(f"echo 0 > {FAKE}/lies")
+            for cpu in range(CPUS):
+                expect_speed(guest, cpu, 1 / 2)
+            until("no cap", lambda: guest.run(
+                f"busybox cat {CPUFREQ}/policy*/scaling_max_freq").split() == [str(MAX)] * 2)
+            guest.run(f"echo 1 > {FAKE}/lies; busybox rmmod vcpufreq_fakehost")
+            expect_calm(guest)
+        # Nothing is fixed: nearly all of these hosts are refused.
+        guest.run("for i in $(busybox seq 100); do "
+                  "busybox insmod /vcpufreq_fakehost.ko lies=2 2>/dev/null && "
+                  "busybox rmmod vcpufreq_fakehost; done; true")
+        expect("policies", guest.run(f"echo {CPUFREQ}/*"), f"{CPUFREQ}/*")
+        expect_calm(guest)
+
+
+def told_lies(guest):
+    """All that reads what a host tells, at once."""
+    levels = {"600000", "1000000", str(MAX)}
+    for name in ("schedutil", "performance"):
+        for policy in (0, 2):
+            governor(guest, policy, name)
+        for cpu in range(CPUS):
+            busy(guest, cpu)
+        guest.run("[ -e /sys/module/freq_scale ] || busybox insmod /freq_scale.ko")
+        scales = guest.run("busybox cat /sys/module/freq_scale/parameters/scale").split()
+        expect(f"scales {scales}", all(1 <= int(scale) <= 1024 for scale in scales), True)
+        maxima = set(guest.run(f"busybox cat {CPUFREQ}/policy*/scaling_max_freq").split())
+        expect(f"maxima {maxima}", maxima <= levels, True)
+        guest.run(f"busybox cat {CPUFREQ}/policy*/host_cur_freq")
+        for cpu in (2, 1):
+            guest.run(f"echo 0 > /sys/devices/system/cpu/cpu{cpu}/online")
+            guest.run(f"echo 1 > /sys/devices/system/cpu/cpu{cpu}/online")
+    expect_calm(guest)
+
+
 TESTS = [
     wrong_hosts_are_refused,
     requests_and_speed_without_table,
     energy_model_without_table,
     opps_that_are_of_no_use,
     tables_and_domains,
+    lies,
     pci_device.memories_that_are_refused,
     pci_device.memory_and_doorbell,
     pci_device.domain_in_one_page,

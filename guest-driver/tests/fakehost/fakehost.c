@@ -6,13 +6,18 @@
  * this file takes the place of vcpufreq_of.c and vcpufreq_pci.c.
  *
  * Parameters set what the host has; those that begin with asked_ show what
- * the driver wrote, each by CPU number.
+ * the driver wrote, each by CPU number. It can lie, as the host of a protected
+ * guest may: by its registers, and in memory that the driver shares, at any time.
  */
 
+#include <linux/delay.h>
 #include <linux/err.h>
 #include <linux/io.h>
+#include <linux/kthread.h>
 #include <linux/module.h>
 #include <linux/platform_device.h>
+#include <linux/random.h>
+#include <linux/spinlock.h>
 
 static u32 fakehost_read(const void __iomem *addr);
 static void fakehost_write(u32 value, void __iomem *addr);
@@ -76,9 +81,53 @@ static unsigned int features;
 module_param(features, uint, 0444);
 MODULE_PARM_DESC(features, "what the host has beyond the binding");
 
+enum { LIES_NEVER, LIES_NOW_AND_THEN, LIES_ALWAYS };
+
+static unsigned int lies;
+module_param(lies, uint, 0644);
+MODULE_PARM_DESC(lies, "1: what changes is anything; 2: what is fixed is, too");
+
 static unsigned int selected[FAKE_CPUS];
 static struct platform_device *fakehost_pdev;
 static struct vcpufreq *fakehost_vf;
+
+/* What the driver shares: a page for each CPU, or NULL. */
+static u8 *shared;
+static DEFINE_SPINLOCK(shared_lock);
+static struct task_struct *liar;
+
+/* What is at a limit comes more often than the rest. */
+static u32 fakehost_lie(void)
+{
+	static const u32 limits[] = {
+		0, 1, 2, VCPUFREQ_PERFTBL_MAX, VCPUFREQ_PERFTBL_MAX + 1,
+		S32_MAX, S32_MAX + 1U, U32_MAX - 2, U32_MAX - 1, U32_MAX,
+	};
+	u32 any = get_random_u32();
+
+	return any % 2 ? any : limits[get_random_u32_below(ARRAY_SIZE(limits))];
+}
+
+static int fakehost_scribble(void *unused)
+{
+	static const unsigned int regs[] = { VCPUFREQ_REG_CUR_PERF, VCPUFREQ_REG_PERF_CAP };
+	unsigned int cpu, i;
+
+	while (!kthread_should_stop()) {
+		spin_lock(&shared_lock);
+		for (cpu = 0; shared && cpu < nr_cpu_ids; cpu++)
+			for (i = 0; i < ARRAY_SIZE(regs); i++) {
+				u32 honest = i ? cap_khz[cpu] : cur_khz[cpu];
+				u32 *word = (u32 *)(shared + cpu * VCPUFREQ_STRIDE + regs[i]);
+
+				WRITE_ONCE(*word, READ_ONCE(lies) ? fakehost_lie() : honest);
+			}
+		spin_unlock(&shared_lock);
+		usleep_range(100, 200);
+	}
+
+	return 0;
+}
 
 static unsigned int len_of(unsigned int cpu)
 {
@@ -88,9 +137,15 @@ static unsigned int len_of(unsigned int cpu)
 static u32 fakehost_read(const void __iomem *addr)
 {
 	unsigned int offset = addr - (const void __iomem *)FAKE_BASE;
-	unsigned int cpu = offset / VCPUFREQ_STRIDE;
+	unsigned int cpu = offset / VCPUFREQ_STRIDE, told = READ_ONCE(lies);
 
-	switch (offset % VCPUFREQ_STRIDE) {
+	offset %= VCPUFREQ_STRIDE;
+	if (told == LIES_ALWAYS || (told == LIES_NOW_AND_THEN &&
+				    (offset == VCPUFREQ_REG_CUR_PERF ||
+				     offset == VCPUFREQ_REG_PERF_CAP)))
+		return fakehost_lie();
+
+	switch (offset) {
 	case VCPUFREQ_REG_CUR_PERF:
 		return READ_ONCE(cur_khz[cpu]);
 	case VCPUFREQ_REG_PERFTBL_LEN:
@@ -133,6 +188,12 @@ static void fakehost_write(u32 value, void __iomem *addr)
 	case VCPUFREQ_REG_PERFTBL_SEL:
 		selected[cpu] = value;
 		break;
+	case VCPUFREQ_REG_SHARED_PAGES:
+		spin_lock(&shared_lock);
+		shared = value ? phys_to_virt((phys_addr_t)value << VCPUFREQ_SHARED_PAGE_SHIFT) :
+				 NULL;
+		spin_unlock(&shared_lock);
+		break;
 	}
 }
 
@@ -150,8 +211,15 @@ static int __init fakehost_init(void)
 	if (IS_ERR(fakehost_pdev))
 		return PTR_ERR(fakehost_pdev);
 
+	liar = kthread_run(fakehost_scribble, NULL, "fakehost");
+	if (IS_ERR(liar)) {
+		platform_device_unregister(fakehost_pdev);
+		return PTR_ERR(liar);
+	}
+
 	fakehost_vf = vcpufreq_register(&fakehost_pdev->dev, &io);
 	if (IS_ERR(fakehost_vf)) {
+		kthread_stop(liar);
 		platform_device_unregister(fakehost_pdev);
 		return PTR_ERR(fakehost_vf);
 	}
@@ -163,6 +231,7 @@ module_init(fakehost_init);
 static void __exit fakehost_exit(void)
 {
 	vcpufreq_unregister(fakehost_vf);
+	kthread_stop(liar);
 	platform_device_unregister(fakehost_pdev);
 }
 module_exit(fakehost_exit);
