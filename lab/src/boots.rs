@@ -36,8 +36,22 @@ const BOARD_WITH_BOOST: &[&str] = &[
     "bench:big-ramp:--variant=host:--variant=vm+bridge:--repeats=3:--within-us=12000:boost",
 ];
 
-/// Cases of a vCPU beside other load, in each way of adding it.
-const CONTENDED: &str = "bench:contended.new25:contended.new50:contended.new75:contended.woken25:contended.woken50:contended.woken75:contended.part50:contended.guest50:contended.fifo25:contended.deadline25:--variant=host:--variant=vm+bridge:--variant=max:--variant=scx";
+/// Cases of a vCPU beside other load, in these ways of adding it.
+macro_rules! contended {
+    ($variants:literal) => {
+        concat!(
+            "bench:contended.new25:contended.new50:contended.new75:contended.woken25",
+            ":contended.woken50:contended.woken75:contended.part50:contended.guest50",
+            ":contended.fifo25:contended.deadline25:--variant=host",
+            $variants,
+        )
+    };
+}
+
+/// In each way, and in none.
+const CONTENDED: &str = contended!(":--variant=vm+bridge:--variant=max:--variant=scx");
+/// In the way of `serve` and `qemu`.
+const CONTENDED_SERVED: &str = contended!(":--variant=sum");
 
 /// What is tried, a host a row. Short is what finds most defects soonest: this project's driver by
 /// each path on `2+2`, a default run, a real-time host's settings, the BPF programs. Long is the
@@ -83,7 +97,13 @@ const BOOTS: &[Boot] = &[
     // Each of its 1,000 changes is four programs that the emulated host verifies.
     boot(Long, 300, "2+2", &["bpf-policy"]),
     Boot {
-        sampled: &["no-dip:fifo", "unpinned", "guest-facts:stolen", "caps"],
+        sampled: &[
+            "no-dip:fifo",
+            "unpinned",
+            "guest-facts:stolen",
+            "caps",
+            "steal",
+        ],
         ..boot(Long, 120, "2+2", &[])
     },
     Boot {
@@ -304,6 +324,10 @@ const BOOTS: &[Boot] = &[
     // Each way of adding other load, and none: docs/bpf.md.
     boot(Long, 430, "2+2", &[CONTENDED]),
     boot(Long, 480, "4+3+1", &[CONTENDED]),
+    Boot {
+        vmm: GuestVmm::Qemu,
+        ..boot(Long, 300, "2+2", &[CONTENDED_SERVED])
+    },
     // There woken50 by scx and guest50 take 5.2 and 6 % more energy, woken75 by scx is 8.4 ms late,
     // and part50 on the host itself takes 0 to 92 ms.
     boot(

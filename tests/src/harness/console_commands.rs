@@ -115,14 +115,15 @@ impl Deeds {
                 Ok(load::timed_work(turns.parse()?).to_string())
             }
             ["start", name, rest @ ..] => self.start(name, rest),
-            [verb @ ("turns" | "places" | "stop"), name] => self.of_load(verb, name),
+            [verb @ ("turns" | "places" | "burst-p99" | "stop"), name] => self.of_load(verb, name),
             ["dmesg", pattern] => Ok(dmesg(pattern)?),
             ["reports"] => reports(),
             _ => bail!("not understood: '{line}'"),
         }
     }
 
-    /// What a running load has done: its turns, or its nanoseconds on each CPU; or its end.
+    /// What a running load has done: its turns, its nanoseconds on each CPU, or what a burst took; or
+    /// its end.
     fn of_load(&mut self, verb: &str, name: &str) -> Result<String> {
         if verb == "stop" {
             let load = self.loads.remove(name).context("no such load")?;
@@ -131,6 +132,9 @@ impl Deeds {
         let load = self.loads.get(name).context("no such load")?;
         if verb == "turns" {
             return Ok(load.turns().to_string());
+        }
+        if verb == "burst-p99" {
+            return Ok(load.burst_p99().to_string());
         }
         let places: Vec<_> = load.places().iter().map(u64::to_string).collect();
         Ok(places.join(" "))

@@ -2,8 +2,8 @@
 //! Loads, the same on host and guest: a busy loop, a periodic one, a fixed
 //! amount of work, one that goes from CPU to CPU, and a flood of register writes.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ pub struct Load {
     turns: Arc<AtomicU64>,
     /// Nanoseconds on each CPU, of a load that may be on any.
     places: Arc<Places>,
+    /// How long each of its bursts took, in ns, of such a load.
+    bursts: Arc<Mutex<Vec<u64>>>,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
@@ -80,24 +82,43 @@ impl Load {
     pub fn roaming(turns: u64, nap: Duration) -> Self {
         let places: Arc<Places> = Arc::new([const { AtomicU64::new(0) }; 64]);
         let its_places = Arc::clone(&places);
+        let bursts: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let its_bursts = Arc::clone(&bursts);
         let work = move |stop: &AtomicBool, all: &AtomicU64| {
+            let ns_since = |start: Instant| u64::try_from(start.elapsed().as_nanos());
             while !stop.load(Ordering::Relaxed) {
+                let burst = Instant::now();
                 for _ in 0..turns / CHUNK {
                     let start = Instant::now();
                     spin(CHUNK);
-                    let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    let ns = ns_since(start).unwrap_or(u64::MAX);
                     let place = sched_getcpu().ok().and_then(|cpu| its_places.get(cpu));
                     place
                         .into_iter()
                         .for_each(|place| _ = place.fetch_add(ns, Ordering::Relaxed));
                     all.fetch_add(CHUNK, Ordering::Relaxed);
                 }
+                if let Ok(mut bursts) = its_bursts.lock() {
+                    bursts.extend(ns_since(burst));
+                }
                 std::thread::sleep(nap);
             }
         };
         let mut load = Self::start_first(unpin, work);
         load.places = places;
+        load.bursts = bursts;
         load
+    }
+
+    /// What 99 of 100 bursts took at most since this was asked last, in ns; 0 without any.
+    pub fn burst_p99(&self) -> u64 {
+        let Ok(mut bursts) = self.bursts.lock() else {
+            return 0;
+        };
+        let mut bursts = std::mem::take(&mut *bursts);
+        bursts.sort_unstable();
+        let at = (bursts.len() * 99).div_ceil(100).saturating_sub(1);
+        bursts.get(at).copied().unwrap_or_default()
     }
 
     /// Nanoseconds on each CPU so far.
@@ -148,6 +169,7 @@ impl Load {
             stop,
             turns,
             places: Arc::new([const { AtomicU64::new(0) }; 64]),
+            bursts: Arc::default(),
             thread: Some(thread),
         }
     }

@@ -76,8 +76,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "dip-by-actuator" => device::dips::dip_by_actuator(plan),
         "repeat" => device::opps::repeat(plan),
         "thread-actuator" => device::thread_actuator::run(plan),
-        "domain" => device::domain::run(plan),
-        "domain:both" => device::domain::both(plan),
+        "domain" | "domain:both" => device::domain::run(plan, name),
         "caps" => device::caps::run(plan),
         "default-run" => device::default_run::run(plan),
         "hotplug" => device::hotplug::run(plan),
@@ -96,6 +95,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "paths" => paths::cost::run(plan),
         "peer" => bench::peer::run(),
         "stats" => device::stats::run(plan),
+        "steal" => device::steal::run(plan),
         "systemd" => device::systemd::run(plan),
         "trace" => device::trace::run(plan),
         #[cfg(feature = "bpf")]

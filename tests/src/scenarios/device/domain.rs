@@ -22,9 +22,17 @@ use crate::harness::wait::{SOON, settled};
 /// Offset of set_perf in a vCPU's page.
 const SET_PERF: u64 = 0x04;
 
-pub fn run(plan: &Plan) -> Result<LabVerdict> {
+/// Either, by its name.
+pub fn run(plan: &Plan, name: &str) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     let policy = with_two_cpus(&policies)?;
+    match name {
+        "domain:both" => both(policy),
+        _ => by_turns(plan, policy),
+    }
+}
+
+fn by_turns(plan: &Plan, policy: &Policy) -> Result<LabVerdict> {
     let setup = plan
         .mirroring(&policy.cpus[..2])
         .with(&["--clamp", "exact"]);
@@ -36,9 +44,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
 }
 
 /// Both ask at once, by each path, and by `bpf` without the host module.
-pub fn both(_plan: &Plan) -> Result<LabVerdict> {
-    let policies = Policy::all()?;
-    let policy = with_two_cpus(&policies)?;
+fn both(policy: &Policy) -> Result<LabVerdict> {
     let mut checks = Vec::new();
     for limit in ["0", "5000:500"] {
         for path in ["exit", "ioeventfd", "bpf"] {

@@ -44,6 +44,7 @@ pub mod protected;
 pub mod sandbox;
 #[cfg(feature = "scenarios")]
 pub mod stats;
+pub mod steal;
 #[cfg(feature = "scenarios")]
 pub mod systemd;
 #[cfg(feature = "scenarios")]
