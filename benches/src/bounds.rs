@@ -75,7 +75,7 @@ const CONTENDED: [(&str, Rule); 10] = [
     ("deadline25", Free),
     ("part50", Free),
 ];
-const ADD_UP: [&str; 2] = [BRIDGE, "scx"];
+const ADD_UP: [&str; 3] = [BRIDGE, "sum", "scx"];
 const BRIDGE: &str = "vm+bridge";
 
 /// Of a job.

@@ -106,7 +106,7 @@ impl Variant {
         Self::VmBridge,
     ];
 
-    /// Whether `vcpufreq qemu` has it: its requests have one path, and no sum.
+    /// Whether `vcpufreq qemu` has it: its requests have one path, and no sum unless one is wanted.
     pub fn is_for_qemu(self) -> bool {
         !matches!(self, Self::Exit | Self::NoExit | Self::Scx | Self::Max)
     }
@@ -157,7 +157,7 @@ impl Variant {
             Self::CurPerf => mirror(Some(&["--actuator", "none"])),
             Self::Exit => mirror(Some(&["--clamp", "floor", "--path", "exit"])),
             Self::NoExit => mirror(Some(&["--clamp", "floor", "--sum=false"])),
-            Self::Sum => mirror(Some(&["--clamp", "floor"])),
+            Self::Sum => mirror(Some(&["--clamp", "floor", "--sum"])),
             Self::Scx => mirror(Some(&["--actuator", "scx"])),
             Self::VmBridge => mirror(Some(&[])),
             Self::Max => mirror(Some(&["--sum=false"])),

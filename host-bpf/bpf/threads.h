@@ -112,12 +112,12 @@ static __always_inline void forget_thread(const struct vcpufreq_bpf_vm *v, __u32
 	bpf_task_release(p);
 }
 
-/* The current thread, a vCPU of this domain, asks for what that has wanted before. */
-static __always_inline int join_scx(const struct vcpufreq_bpf_policy *policy)
+/* Thread `p`, a vCPU of this domain, asks for what that has wanted before. */
+static __always_inline int join_scx(struct task_struct *p,
+				    const struct vcpufreq_bpf_policy *policy)
 {
 	struct vcpufreq_bpf_domain *domain =
 		bpf_map_lookup_elem(&domains, (void *)&policy->domain);
-	struct task_struct *p = bpf_get_current_task_btf();
 	int result = scx_register(p);
 	__u32 clamp, bounds;
 

@@ -434,29 +434,53 @@ int BPF_PROG(vcpufreq_write, int type, int len, __u64 address, void *val)
 		       writer - 1);
 }
 
-/* Run by a vCPU's thread, which this makes known; its next switch tells where. */
+/* Makes `p`, whose number is `tid`, known as a vCPU's thread; its next switch tells where it is. */
+static __always_inline int make_known(const struct vcpufreq_bpf_vm *v, __u32 id,
+				      struct task_struct *p, __u32 tid)
+{
+	const struct vcpufreq_bpf_policy *policy = policy_of(id);
+	struct vcpufreq_dispatch_thread *thread;
+
+	/* The vCPU may have had another one. */
+	forget_thread(v, id);
+	thread = bpf_task_storage_get(&threads, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!thread)
+		return -ENOMEM;
+	bpf_map_update_elem(&tids, &id, &tid, BPF_ANY);
+	thread->place = VCPUFREQ_PLACE(v->slot, id);
+	if (by_scx && policy && policy->actuator == VCPUFREQ_BPF_SCX)
+		return join_scx(p, policy);
+	return 0;
+}
+
+/* Run by a vCPU's thread. */
 SEC("syscall")
 int vcpufreq_register(struct vcpufreq_bpf_call *call)
 {
 	__u32 zero = 0, pid = bpf_get_current_pid_tgid(), id = call->vcpu;
 	struct vcpufreq_bpf_vm *v = bpf_map_lookup_elem(&vm, &zero);
-	struct vcpufreq_dispatch_thread *thread;
-	const struct vcpufreq_bpf_policy *policy;
 
 	if (!v || id >= v->vcpus)
 		return -ENOENT;
-	/* The vCPU may have had another one. */
-	forget_thread(v, id);
-	thread = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), NULL,
-				      BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!thread)
-		return -ENOMEM;
-	bpf_map_update_elem(&tids, &id, &pid, BPF_ANY);
-	thread->place = VCPUFREQ_PLACE(v->slot, id);
-	policy = policy_of(id);
-	if (by_scx && policy && policy->actuator == VCPUFREQ_BPF_SCX)
-		return join_scx(policy);
-	return 0;
+	return make_known(v, id, bpf_get_current_task_btf(), pid);
+}
+
+/* Run for another process' thread, whose requests that process doesn't make by kvm_mmio. */
+SEC("syscall")
+int vcpufreq_register_other(struct vcpufreq_bpf_call *call)
+{
+	struct task_struct *p = bpf_task_from_pid(call->tid);
+	__u32 zero = 0, id = call->vcpu;
+	struct vcpufreq_bpf_vm *v;
+	int result = -ENOENT;
+
+	if (!p)
+		return -ESRCH;
+	v = bpf_map_lookup_elem(&vm, &zero);
+	if (v && id < v->vcpus)
+		result = make_known(v, id, p, call->tid);
+	bpf_task_release(p);
+	return result;
 }
 
 /* A vCPU's thread goes on without the VM's programs. */

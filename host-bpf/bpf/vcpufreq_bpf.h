@@ -162,7 +162,7 @@ struct vcpufreq_bpf_event {
 /* What the programs of section syscall are run with. */
 struct vcpufreq_bpf_call {
 	__u32 vcpu;		/* a domain: vcpufreq_scx */
-	__u32 pad;
+	__s32 tid;		/* vcpufreq_register_other alone */
 };
 
 #endif /* VCPUFREQ_BPF_H */

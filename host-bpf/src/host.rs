@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use libbpf_rs::MapCore as _;
 use vcpufreq_device::{Clamp, Khz, PageMemory, SET_PERF_KHZ, Util, VcpuId};
+use vcpufreq_host::Tid;
 
 use crate::dispatch::Ids;
 use crate::error::BpfError;
@@ -225,11 +226,33 @@ impl HostBpf {
     /// [`BpfError::NoVcpu`]; [`BpfError::Refused`] when the kernel has no storage for the thread
     /// (`ENOMEM`) in 11 tries, 1 ms apart. The vCPU's former thread is forgotten by then.
     pub fn register_thread(&self, vcpu: VcpuId) -> Result<(), BpfError> {
+        self.register(vcpu, |programs| programs.call("vcpufreq_register", vcpu.0))?;
+        // The programs learn at its next switch where it is.
+        std::thread::sleep(Duration::from_nanos(1));
+        Ok(())
+    }
+
+    /// Registers `tid`, a thread of any process, as that of `vcpu`. The programs learn at its next
+    /// switch where it is.
+    ///
+    /// # Errors
+    /// As [`Self::register_thread`]; `ESRCH` when there is no such thread.
+    pub fn register_other_thread(&self, vcpu: VcpuId, tid: Tid) -> Result<(), BpfError> {
+        self.register(vcpu, |programs| {
+            programs.call_for("vcpufreq_register_other", vcpu.0, tid.get())
+        })
+    }
+
+    fn register(
+        &self,
+        vcpu: VcpuId,
+        register: impl Fn(&Loaded) -> Result<(), BpfError>,
+    ) -> Result<(), BpfError> {
         self.known(vcpu)?;
         let register = || {
             let programs = self.programs();
             match programs.dispatcher().is_joined() {
-                true => programs.call("vcpufreq_register", vcpu.0),
+                true => register(&programs),
                 // Its slot may be another VM's.
                 false => Ok(()),
             }
@@ -243,10 +266,7 @@ impl HostBpf {
             std::thread::sleep(Duration::from_millis(1));
             registered = register();
         }
-        registered?;
-        // The programs learn at its next switch where it is.
-        std::thread::sleep(Duration::from_nanos(1));
-        Ok(())
+        registered
     }
 
     /// Changes how a vCPU's requests are answered from now on; its domain stays. No vCPU runs.

@@ -51,7 +51,7 @@ mod scx;
 mod worker;
 
 #[cfg(feature = "load")]
-pub use backend::{BpfBackend, give_back_freed, offer};
+pub use backend::{BpfBackend, give_back_freed, offer, summed::SummedBackend};
 pub use error::BpfError;
 pub use event::{BpfEvent, HandledRequest, RequestOutcome, WorkerRequest, parse};
 #[cfg(feature = "load")]

@@ -104,8 +104,19 @@ impl Loaded {
 
     /// Runs a program that is called and not attached.
     pub(crate) fn call(&self, name: &'static str, number: impl Into<u32>) -> Result<(), BpfError> {
+        self.call_for(name, number, 0)
+    }
+
+    /// The same for thread `tid`.
+    pub(crate) fn call_for(
+        &self,
+        name: &'static str,
+        number: impl Into<u32>,
+        tid: i32,
+    ) -> Result<(), BpfError> {
         let mut context = [0_u8; CALL_SIZE];
         context[..4].copy_from_slice(&number.into().to_ne_bytes());
+        context[4..].copy_from_slice(&tid.to_ne_bytes());
         let input = ProgramInput {
             context_in: Some(&mut context),
             ..ProgramInput::default()

@@ -23,7 +23,7 @@ const FIGURES: &[Figure] = &[
     // 4 are used across the borders of its crates; 32 are the builder, Embedder, mirror, and
     // calls for threads, snapshots and unplugged vCPUs. One is the kernel's parameter that doctor and bench name.
     // 71, and 2 traits, are of host's feature undo, which rt, bench and vmm use.
-    ("public items of vmm-device", public_items, 787),
+    ("public items of vmm-device", public_items, 786),
     ("public traits of vmm-device", public_traits, 18),
     ("files that name a scenario, median", files_of_a_scenario, 2),
     (

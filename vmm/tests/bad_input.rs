@@ -249,6 +249,28 @@ fn real_time_vcpus_of_another_program_that_cannot_be() {
 }
 
 #[test]
+fn sums_of_another_program_that_cannot_be() {
+    let scene = Scene::new();
+    let rows: [(&[&str], [&str; 2]); 3] = [
+        (
+            &["--clamp=exact"],
+            ["--clamp exact", "leave one of them out"],
+        ),
+        (
+            &["--actuator=thread"],
+            ["cgroups", "take another --actuator"],
+        ),
+        (&["--actuator=none"], ["cgroups", "take another --actuator"]),
+    ];
+    for (options, said) in rows {
+        let served = [&["serve", "--socket=socket", TABLE, "--sum"][..], options].concat();
+        assert_refused(&scene.program(&served), &said);
+        let prefix = [&["qemu", TABLE, "--sum"][..], options, &["--", "false"]].concat();
+        assert_refused(&scene.program(&prefix), &said);
+    }
+}
+
+#[test]
 fn a_real_time_vcpu_of_another_program_takes_a_partition() {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     if online.trim() == "0" || Path::new("/run/vcpufreq-rt/rt.json").exists() {

@@ -10,6 +10,7 @@ mod memory;
 mod running;
 mod scx;
 mod setup;
+pub mod summed;
 mod times;
 mod worker;
 
@@ -118,6 +119,7 @@ struct Shared {
 }
 
 /// The service's maps, for requests as targets of its scheduler.
+#[derive(Debug)]
 struct Scx {
     pins: ScxPins,
     /// It was seen to be gone.

@@ -4,17 +4,34 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use vcpufreq_bridge::PcpuTarget;
+use vcpufreq_bridge::{Embedder, PcpuTarget};
 use vcpufreq_device::ActuateError;
 
-use super::Shared;
+use super::{Scx, Shared};
 
 /// How often to look whether the scheduler is gone. The kernel takes some 50 ms to end it (emulated),
 /// and clamps are to be in force within 100 ms of when it begins to.
 pub(super) const LOOK: Duration = Duration::from_millis(25);
 
 /// How often the program is run at most, while vCPUs ask at the same time.
-const TRIES: u32 = 16;
+pub(super) const TRIES: u32 = 16;
+
+impl Scx {
+    /// Whether the scheduler is in force.
+    pub(super) fn is_on(&self) -> bool {
+        self.pins.is_on()
+    }
+
+    /// Whether the scheduler is gone, once: what the domains want has to become clamps.
+    pub(super) fn has_left(&self, embedder: &dyn Embedder) -> bool {
+        let has_left = !self.pins.is_on() && !self.left.swap(true, SeqCst);
+        if has_left {
+            embedder
+                .warn("the scheduler of vcpufreq scx is gone: requests become clamps from now on");
+        }
+        has_left
+    }
+}
 
 impl Shared {
     /// Puts what a domain wants into force by the scheduler; `None`: that is for clamps. While the
@@ -37,7 +54,7 @@ impl Shared {
 
     /// Whether requests are targets of the scheduler.
     pub(super) fn scx_is_on(&self) -> bool {
-        self.scx.as_ref().is_some_and(|scx| scx.pins.is_on())
+        self.scx.as_ref().is_some_and(Scx::is_on)
     }
 
     /// What it has of a pCPU.
@@ -54,11 +71,9 @@ impl Shared {
     /// programs leave later requests to the worker.
     pub(super) fn look_at_scx(&self) {
         let Some(scx) = &self.scx else { return };
-        if scx.pins.is_on() || scx.left.swap(true, SeqCst) {
+        if !scx.has_left(&*self.embedder) {
             return;
         }
-        self.embedder
-            .warn("the scheduler of vcpufreq scx is gone: requests become clamps from now on");
         let asks = |domain: &u32| self.host.asked(*domain).is_some();
         self.all_domains()
             .filter(asks)

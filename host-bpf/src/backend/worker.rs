@@ -23,7 +23,7 @@ pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// a busy CPU beside it loses to this thread, its interrupts and its wake-ups twice that.
 pub(super) const SHARE: u32 = 40;
 /// How often to look for a VMM that was killed.
-const SWEEP: Duration = Duration::from_secs(1);
+pub(super) const SWEEP: Duration = Duration::from_secs(1);
 /// Events of one look, at most.
 const REFUSALS_REPORTED: u64 = 16;
 

@@ -133,6 +133,20 @@ impl HostBpf {
         Ok(())
     }
 
+    /// Makes `clamp` what a domain wants, of a VM whose requests reach no program: what is to be in
+    /// force for it, with what is added now.
+    #[must_use]
+    pub fn want(&self, number: u32, clamp: Clamp) -> Clamp {
+        let Some(domain) = self.domain(number) else {
+            return clamp;
+        };
+        // To the programs a frequency of 0 is no request; how high it is, they don't look at.
+        let asks = clamp.min != Util::ZERO;
+        domain.granted_khz.store(asks.into(), SeqCst);
+        domain.clamp.store(clamp.bits(), SeqCst);
+        self.in_force(number, clamp)
+    }
+
     /// Makes the service's scheduler apply a domain's clamp.
     ///
     /// # Errors

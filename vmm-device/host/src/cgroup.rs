@@ -40,7 +40,7 @@ pub const GROUP_PREFIX: &str = "vcpufreq.";
 /// A domain's group is named this and the domain's number.
 pub const DOMAIN_PREFIX: &str = "domain";
 /// Group of the threads that run no vCPU.
-pub const REST_NAME: &str = "rest";
+pub(crate) const REST_NAME: &str = "rest";
 
 /// A VM's groups and the state before them: all that removal needs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,9 @@
 
 #![forbid(unsafe_code)]
 
-use std::io;
 use std::path::Path;
+use std::sync::OnceLock;
+use std::{fmt, io};
 
 use vcpufreq_device::{ActuateError, Actuator, Clamp, DomainId, Util, VcpuId};
 
@@ -88,6 +89,16 @@ pub struct HostActuator {
     floors: Box<[Util]>,
     /// Its guest has a real-time vCPU.
     real_time: bool,
+    sum: OnceLock<ClampSum>,
+}
+
+/// What is to be in force where a domain asks for a clamp.
+struct ClampSum(Box<dyn Fn(DomainId, Clamp) -> Clamp + Send + Sync>);
+
+impl fmt::Debug for ClampSum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClampSum")
+    }
 }
 
 /// What is clamped.
@@ -179,6 +190,7 @@ impl HostActuator {
             domains: domains.into(),
             floors: Box::default(),
             real_time: false,
+            sum: OnceLock::new(),
         }
     }
 
@@ -211,6 +223,12 @@ impl HostActuator {
             real_time: self.real_time || real_time,
             ..self
         }
+    }
+
+    /// From now on, puts what `sum` makes of each clamp into force: uclamp takes the maximum over a
+    /// pCPU's threads, and not the sum. Of several calls the first one counts.
+    pub fn add_to_clamps(&self, sum: impl Fn(DomainId, Clamp) -> Clamp + Send + Sync + 'static) {
+        let _ = self.sum.set(ClampSum(Box::new(sum)));
     }
 
     /// The directory of a domain's group, when domains have groups.
@@ -305,6 +323,7 @@ impl HostActuator {
 impl Actuator for HostActuator {
     fn apply(&self, domain: DomainId, clamp: Clamp) -> Result<(), ActuateError> {
         let clamp = clamp.raised(self.floor(domain));
+        let clamp = self.sum.get().map_or(clamp, |sum| sum.0(domain, clamp));
         match &self.on {
             On::Groups(actuator) => actuator.apply(domain, clamp),
             On::Threads(actuator) => actuator.apply(domain, clamp),

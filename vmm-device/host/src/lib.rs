@@ -51,8 +51,7 @@ pub mod undo;
 
 pub use adopted_groups::AdoptedGroups;
 pub use cgroup::{
-    CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, GroupRecord, KernelTree, Leftover, REST_NAME,
-    leftovers, remove,
+    CgroupTree, DOMAIN_PREFIX, GROUP_PREFIX, GroupRecord, KernelTree, Leftover, leftovers, remove,
 };
 pub use cgroup_actuator::CgroupActuator;
 pub use cgroup_error::CgroupError;
@@ -68,7 +67,7 @@ pub use mirror::{MirrorError, mirror};
 pub use opp_node::HostOpp;
 pub use partition::PartitionGroups;
 pub use placement::Placement;
-pub use proc_text::{effective_clamp, ignored_signals, proc_field, process_has_ended, stat_field};
+pub use proc_text::{effective_clamp, ignored_signals, proc_field, stat_field};
 pub use raised_groups::RaisedGroups;
 pub use reference::ReferenceRule;
 pub use root::{CPUS, HostRoot, version_of};

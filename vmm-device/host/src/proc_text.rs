@@ -22,16 +22,6 @@ pub fn stat_field(stat: &str, number: usize) -> Option<&str> {
     fields.split_whitespace().nth(number.checked_sub(3)?)
 }
 
-/// Whether a process has ended, by its proc_pid_stat(5): it is a zombie, or dead, and no thread of it
-/// is left. A process whose main thread has ended is a zombie while its other threads run.
-#[must_use]
-pub fn process_has_ended(stat: &str) -> Option<bool> {
-    let is_zombie = ["Z", "X"].contains(&stat_field(stat, 3)?);
-    // 0 if the kernel has released the task since it was looked up: the process is gone, or a thread
-    // that calls execve(2) takes the number over. The next look tells.
-    Some(is_zombie && stat_field(stat, 20)? == "1")
-}
-
 /// The clamp in force for a thread (uclamp.min, uclamp.max; 0 to 1024 each), its cgroup's included,
 /// in the text of its `/proc/PID/sched`. `None` from a kernel that doesn't show it.
 #[must_use]
@@ -71,22 +61,6 @@ mod tests {
         let fields = [2, 3, 4, 5, 6].map(|number| stat_field(stat, number));
         assert_eq!(fields, [None, Some("R"), Some("2"), Some("0"), None]);
         assert_eq!(stat_field("40", 3), None);
-    }
-
-    #[test]
-    fn a_process_lives_as_long_as_one_of_its_threads() {
-        for (state, threads, has_ended) in [
-            ("S", 1, false),
-            ("Z", 1, true),
-            ("X", 1, true),
-            ("Z", 2, false),
-            ("X", 0, false),
-        ] {
-            let stat = format!("7 (a) {state} {}{threads} 0 4000", "1 ".repeat(16));
-            let said = process_has_ended(&stat);
-            assert_eq!(said, Some(has_ended), "{state}, {threads} threads");
-        }
-        assert_eq!(process_has_ended("7 (a) Z 1"), None);
     }
 
     #[test]

@@ -50,7 +50,7 @@ use vcpufreq_vm::{
 pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig> {
     let count = vcpu_count(&options.vcpus)?;
     check_named(values::largest(&options.bounds.floor), count)?;
-    check_scx(&options)?;
+    check_sums(&options)?;
     check_protected(&options)?;
     options.check_multi_tenant()?;
     let kernel = options.kernel.as_deref();
@@ -85,16 +85,14 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
     })
 }
 
-/// Whether requests go to the service `vcpufreq scx`.
+/// Whether what is wanted of sums can be had.
 ///
 /// # Errors
-/// What can't be had with that.
-fn check_scx(options: &RunArgs) -> anyhow::Result<()> {
+/// As [`BridgeArgs::check_sums`]; what `vcpufreq scx` needs.
+fn check_sums(options: &RunArgs) -> anyhow::Result<()> {
+    options.bridge.check_sums()?;
     if options.bridge.actuator != ActuatorWish::Scx {
         return Ok(());
-    }
-    if options.bridge.clamp == ClampMode::Exact {
-        bail!("--actuator scx sets no ceiling; leave --clamp exact out");
     }
     if !matches!(options.path, PathChoice::Auto | PathChoice::Bpf) {
         bail!("--actuator scx needs the path bpf; leave --path out");

@@ -538,11 +538,11 @@ fn scx_is_refused_with_what_it_cannot_do() {
         ("path = 'bpf'", ""),
         ("", ""),
     ] {
-        let checked = check_scx(&RunArgs::of_toml(&format!("actuator = 'scx'\n{toml}")));
+        let checked = check_sums(&RunArgs::of_toml(&format!("actuator = 'scx'\n{toml}")));
         let why = checked.err().map(|error| error.to_string());
         let told = why.as_ref().is_some_and(|why| why.contains(word));
         assert!(told != word.is_empty(), "{toml}: {why:?}");
-        assert!(check_scx(&RunArgs::of_toml(toml)).is_ok(), "{toml}");
+        assert!(check_sums(&RunArgs::of_toml(toml)).is_ok(), "{toml}");
     }
 }
 

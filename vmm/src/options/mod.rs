@@ -107,10 +107,6 @@ pub struct RunArgs {
     /// one
     #[arg(long, value_name = "PATH", default_value = "auto")]
     pub path: PathChoice,
-    /// Add the utilization by other tasks of a vCPU's pCPU to its request; uclamp alone takes the
-    /// larger of the two [default: true on the path bpf without --clamp exact]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub sum: Option<bool>,
     /// Write the guest's device tree
     #[arg(long, value_name = "FILE")]
     pub dump_dtb: Option<PathBuf>,
@@ -182,6 +178,10 @@ pub struct BridgeArgs {
     /// scx: by the service vcpufreq scx, they add up with other load
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = one_of(&ACTUATORS))]
     pub actuator: ActuatorWish,
+    /// Add the utilization by other tasks of a vCPU's pCPU to its request; uclamp alone takes the
+    /// larger of the two [default: true for run on the path bpf without --clamp exact]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub sum: Option<bool>,
     /// The cgroup in which the VM's are made, by its whole path [default: the
     /// VMM's own, or the one around it, if delegated]
     #[arg(long, value_name = "DIR")]
@@ -231,6 +231,29 @@ impl BridgeArgs {
             bail!("--multi-tenant keeps no file that a guest makes grow; leave --events out");
         }
         Ok(())
+    }
+}
+
+impl BridgeArgs {
+    /// Checks that what adds requests up suits the other options.
+    ///
+    /// # Errors
+    /// Names what doesn't, and what to leave out.
+    pub fn check_sums(&self) -> anyhow::Result<()> {
+        let (scx, exact) = (
+            self.actuator == ActuatorWish::Scx,
+            self.clamp == ClampMode::Exact,
+        );
+        match (self.sum == Some(true), scx) {
+            (true, true) => bail!("--actuator scx adds up by itself; leave --sum out"),
+            (true, false) if exact => {
+                bail!("--sum can't be kept with --clamp exact; leave one of them out")
+            }
+            (false, true) if exact => {
+                bail!("--actuator scx sets no ceiling; leave --clamp exact out")
+            }
+            _ => Ok(()),
+        }
     }
 }
 

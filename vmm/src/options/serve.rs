@@ -6,7 +6,10 @@ use std::{ffi::OsString, path::PathBuf};
 use anyhow::bail;
 use clap::Args;
 
+use vcpufreq_host::ActuatorChoice;
+
 use super::{ActuatorWish, BoundArgs, BridgeArgs, SandboxArgs, VcpuArgs, values::one_of};
+use crate::path;
 
 /// Options of `serve`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
@@ -101,11 +104,29 @@ impl ServedArgs {
         if self.vcpus.no_bridge {
             bail!("a VM of another program is served by its bridge; leave --no-bridge out");
         }
-        if self.bridge.actuator == ActuatorWish::Scx {
-            bail!("--actuator scx needs a guest of vcpufreq run; take another --actuator");
-        }
+        self.check_sums()?;
         self.bridge.check_multi_tenant()?;
         let multi_tenant = self.bridge.multi_tenant;
         self.sandbox.check_multi_tenant(multi_tenant)
+    }
+    /// As [`BridgeArgs::check_sums`], and whether the host can do it.
+    fn check_sums(&self) -> anyhow::Result<()> {
+        self.bridge.check_sums()?;
+        if self.bridge.actuator == ActuatorWish::Scx {
+            path::check_scx().map_err(|why| anyhow::anyhow!("--actuator scx: {why}"))?;
+        }
+        if self.bridge.sum != Some(true) {
+            return Ok(());
+        }
+        let unclamped = [ActuatorChoice::Thread, ActuatorChoice::Nothing];
+        if unclamped
+            .map(ActuatorWish::Clamps)
+            .contains(&self.bridge.actuator)
+        {
+            bail!("--sum needs cgroups for its clamps; take another --actuator");
+        }
+        let offered = path::offer_bpf();
+        offered.map_err(|why| anyhow::anyhow!("--sum isn't possible: {why}"))?;
+        Ok(())
     }
 }

@@ -52,7 +52,9 @@ impl HostOffer {
         let count = u16::try_from(config.vcpus.len()).context("too many vCPUs")?;
         let source =
             SysfsSource::new(&root, count).map_err(|why| anyhow::anyhow!("{why}, {NEXT}"))?;
-        if config.options.sum == Some(true) && !matches!(chosen.kind, ActuatorKind::Cgroup(_)) {
+        if config.options.bridge.sum == Some(true)
+            && !matches!(chosen.kind, ActuatorKind::Cgroup(_))
+        {
             bail!("--sum needs cgroups for its clamps; leave it out, or see --explain");
         }
         let plans = choose_path(config, cpus, &mut notes)?;
@@ -100,18 +102,10 @@ fn choose_path(
         notes.push(path::explain(&offers, taken));
     }
     let exact = options.bridge.clamp == ClampMode::Exact;
-    if options.sum == Some(true) {
-        if exact {
-            bail!("--sum can't be kept with --clamp exact; leave one of them out");
-        }
-        if taken != Path::Bpf {
-            bail!("--sum needs the path bpf, and this is {taken}; leave it out, or see --explain");
-        }
+    if options.bridge.sum == Some(true) && taken != Path::Bpf {
+        bail!("--sum needs the path bpf, and this is {taken}; leave it out, or see --explain");
     }
-    if options.sum == Some(true) && scx {
-        bail!("--actuator scx adds up by itself; leave --sum out");
-    }
-    let how = match options.sum.unwrap_or(!exact) {
+    let how = match options.bridge.sum.unwrap_or(!exact) {
         _ if scx => BpfRequests::Scx,
         true => BpfRequests::Sum,
         false => BpfRequests::Maximum,

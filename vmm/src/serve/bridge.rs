@@ -6,7 +6,7 @@ use std::{fs::File, sync::Arc};
 use anyhow::Context;
 use caps::Capability;
 use vcpufreq_bridge::{
-    Bridge, BridgeConfig, BridgeDevice, EventStats, Offered,
+    Backend, Bridge, BridgeConfig, BridgeDevice, EventStats, Offered,
     shm::{AllVcpus, ShmBackend},
 };
 use vcpufreq_device::{Device, VcpuId};
@@ -129,7 +129,7 @@ impl BridgePlan<'_> {
             ..BridgeConfig::new(0, served.vcpus.len(), Arc::new(program))
         };
         let offered = Offered {
-            backend: Box::new(backend),
+            backend: self.with_sums(Box::new(backend), &device),
             required: Some("the VM can't be served".to_owned()),
         };
         let bridge = Bridge::start(device, &config, &[offered])?;
@@ -146,6 +146,32 @@ impl BridgePlan<'_> {
             lost,
             all,
         })
+    }
+
+    /// With sums by BPF programs, if they are wanted.
+    #[cfg(feature = "bpf")]
+    fn with_sums(&self, backend: Box<dyn Backend>, device: &BridgeDevice) -> Box<dyn Backend> {
+        let options = &self.served.options.bridge;
+        let scx = options.actuator == crate::options::ActuatorWish::Scx;
+        if !scx && options.sum != Some(true) {
+            return backend;
+        }
+        let mut domains = device.config().domains().into_iter();
+        if !scx && domains.any(|domain| device.actuator().group(domain).is_none()) {
+            warn("--sum: no other load is added, since there are no cgroups for the clamps");
+            return backend;
+        }
+        let sums = vcpufreq_host_bpf::SummedBackend::new(backend);
+        Box::new(match scx {
+            true => sums.by_scx(),
+            false => sums,
+        })
+    }
+
+    /// This program is built without BPF, and refuses --sum.
+    #[cfg(not(feature = "bpf"))]
+    fn with_sums(&self, backend: Box<dyn Backend>, _device: &BridgeDevice) -> Box<dyn Backend> {
+        backend
     }
 
     fn take_threads(&self, bridge: &Bridge) -> anyhow::Result<()> {

@@ -5,14 +5,14 @@ use super::{
     host::{ReadHost, Unread},
     value,
 };
-use crate::{proc_field, process_has_ended, stat_field};
+use crate::{proc_field, stat_field};
 
 /// The fields of proc_pid_stat(5) that count here.
 #[derive(Clone, Debug)]
 pub struct ThreadStat {
     /// Field 22.
     pub start_ticks: u64,
-    /// As [`process_has_ended`].
+    /// Of a process: it has no thread left.
     pub has_ended: bool,
     /// Field 3: a kernel thread that is parked, and does nothing.
     pub is_parked: bool,
@@ -50,6 +50,15 @@ impl ThreadStat {
     }
 }
 
+/// Whether a process has ended, by its proc_pid_stat(5): it is a zombie, or dead, and no thread of it
+/// is left. A process whose main thread has ended is a zombie while its other threads run.
+fn process_has_ended(stat: &str) -> Option<bool> {
+    let is_zombie = ["Z", "X"].contains(&stat_field(stat, 3)?);
+    // 0 if the kernel has released the task since it was looked up: the process is gone, or a thread
+    // that calls execve(2) takes the number over. The next look tells.
+    Some(is_zombie && stat_field(stat, 20)? == "1")
+}
+
 /// The users of a process, by proc_pid_status(5): real, effective, saved, and for files.
 ///
 /// # Errors
@@ -60,4 +69,26 @@ pub fn users(look: &dyn ReadHost, pid: u32) -> Result<Vec<u32>, Unread> {
     let numbers = line.split_whitespace();
     let users = numbers.map(|number| number.parse().map_err(|_| Unread::Refused));
     users.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    //! A zombie's other threads run on.
+    use super::*;
+
+    #[test]
+    fn a_process_lives_as_long_as_one_of_its_threads() {
+        for (state, threads, has_ended) in [
+            ("S", 1, false),
+            ("Z", 1, true),
+            ("X", 1, true),
+            ("Z", 2, false),
+            ("X", 0, false),
+        ] {
+            let stat = format!("7 (a) {state} {}{threads} 0 4000", "1 ".repeat(16));
+            let said = process_has_ended(&stat);
+            assert_eq!(said, Some(has_ended), "{state}, {threads} threads");
+        }
+        assert_eq!(process_has_ended("7 (a) Z 1"), None);
+    }
 }
