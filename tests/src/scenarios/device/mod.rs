@@ -44,6 +44,7 @@ pub mod protected;
 pub mod sandbox;
 #[cfg(feature = "scenarios")]
 pub mod stats;
+#[cfg(feature = "scenarios")]
 pub mod steal;
 #[cfg(feature = "scenarios")]
 pub mod systemd;
