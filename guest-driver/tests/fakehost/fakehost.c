@@ -81,7 +81,8 @@ static unsigned int features;
 module_param(features, uint, 0444);
 MODULE_PARM_DESC(features, "what the host has beyond the binding");
 
-enum { LIES_NEVER, LIES_NOW_AND_THEN, LIES_ALWAYS };
+/* Values of @lies: what changes is anything; what is fixed is, too. */
+enum { LIES_OF_CHANGES = 1, LIES_OF_ALL };
 
 static unsigned int lies;
 module_param(lies, uint, 0644);
@@ -140,7 +141,7 @@ static u32 fakehost_read(const void __iomem *addr)
 	unsigned int cpu = offset / VCPUFREQ_STRIDE, told = READ_ONCE(lies);
 
 	offset %= VCPUFREQ_STRIDE;
-	if (told == LIES_ALWAYS || (told == LIES_NOW_AND_THEN &&
+	if (told == LIES_OF_ALL || (told == LIES_OF_CHANGES &&
 				    (offset == VCPUFREQ_REG_CUR_PERF ||
 				     offset == VCPUFREQ_REG_PERF_CAP)))
 		return fakehost_lie();
