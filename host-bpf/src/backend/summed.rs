@@ -176,7 +176,8 @@ impl LoadSums {
                 let BpfEvent::Refresh(domain) = event else {
                     continue;
                 };
-                // In this order: a change behind it has an event of its own.
+                // In this order: a change behind it has an event of its own. To the device it is a
+                // request, which it counts.
                 self.host.begin_refresh(domain);
                 let domain = usize::try_from(domain).unwrap_or(usize::MAX);
                 self.domains.get(domain).into_iter().for_each(apply);

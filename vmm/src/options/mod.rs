@@ -232,9 +232,7 @@ impl BridgeArgs {
         }
         Ok(())
     }
-}
 
-impl BridgeArgs {
     /// Checks that what adds requests up suits the other options.
     ///
     /// # Errors

@@ -109,6 +109,7 @@ impl ServedArgs {
         let multi_tenant = self.bridge.multi_tenant;
         self.sandbox.check_multi_tenant(multi_tenant)
     }
+
     /// As [`BridgeArgs::check_sums`], and whether the host can do it.
     fn check_sums(&self) -> anyhow::Result<()> {
         self.bridge.check_sums()?;
