@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The cost of an access: batches for those that take less than a read of the clock, one at a time
-//! for the others. Answers are `MEDIAN P99` in ns.
+//! for the others. Answers are `MEDIAN P99` in ns; of stores that are timed from outside, nothing.
 
+use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -10,24 +11,38 @@ use crate::harness::load;
 use crate::harness::registers::{Requests, register};
 use crate::harness::sys::Register;
 
-/// `store-naps`, the others [`in_batches`].
+/// Between two stores of `store-naps`: so long that a worker of the VMM's may run for each, within its
+/// bound of a twentieth.
+pub const NAP_MS: u64 = 20;
+/// Of `store-bursts`: the first store of two follows an idle time, the second one work.
+const BETWEEN_BURSTS: Duration = Duration::from_millis(100);
+const BURST: Duration = Duration::from_millis(20);
+
+/// Stores now and then, or [`in_batches`].
 pub fn carry_out(verb: &str, words: &[&str]) -> Result<String> {
     match (verb, words) {
-        ("store-naps", [cpu, address, count, values @ ..]) if !values.is_empty() => {
+        ("store-naps", [cpu, ms, address, count, values @ ..]) if !values.is_empty() => {
             load::pin(cpu.parse()?)?;
-            store_naps(address, count.parse()?, values)
+            let nap = Duration::from_millis(ms.parse()?);
+            store(address, count.parse()?, values, |_| sleep(nap))
+        }
+        ("store-bursts", [cpu, address, count, values @ ..]) if !values.is_empty() => {
+            load::pin(cpu.parse()?)?;
+            store(address, count.parse()?, values, |turn| match turn % 2 {
+                0 => sleep(BETWEEN_BURSTS),
+                _ => load::busy_for(BURST),
+            })
         }
         _ => in_batches(verb, words),
     }
 }
 
-/// One store now and then, of these values in turn, asleep in between: so
-/// long that a worker of the VMM's may run for each, within its bound of a twentieth.
-fn store_naps(address: &str, count: usize, values: &[&str]) -> Result<String> {
+/// Stores of these values in turn, with `before` before each.
+fn store(address: &str, count: usize, values: &[&str], before: impl Fn(usize)) -> Result<String> {
     let register = Requests::at(address)?;
     let values: Vec<u32> = values.iter().map(|v| v.parse()).collect::<Result<_, _>>()?;
-    for value in values.iter().cycle().take(count) {
-        std::thread::sleep(Duration::from_millis(20));
+    for (turn, value) in values.iter().cycle().take(count).enumerate() {
+        before(turn);
         register.write(*value);
     }
     Ok(String::new())

@@ -103,7 +103,7 @@ impl Deeds {
                 Ok(times)
             }
             [
-                verb @ ("store-naps" | "load-times" | "ram-times"),
+                verb @ ("store-naps" | "store-bursts" | "load-times" | "ram-times"),
                 rest @ ..,
             ] => access_cost::carry_out(verb, rest),
             ["registers"] => match shared_memory::find()? {

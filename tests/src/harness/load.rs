@@ -64,12 +64,7 @@ impl Load {
     /// Idle for 100 ms, busy for 8, in the middle of which it calls `change`:
     /// a request that comes while the host sees little utilization.
     pub fn changes(cpu: u32, mut change: impl FnMut() + Send + 'static) -> Self {
-        let busy = || {
-            let end = Instant::now() + Duration::from_millis(4);
-            while Instant::now() < end {
-                spin(CHUNK);
-            }
-        };
+        let busy = || busy_for(Duration::from_millis(4));
         Self::repeat(cpu, move || {
             std::thread::sleep(Duration::from_millis(100));
             busy();
@@ -222,6 +217,14 @@ pub fn timed(turns: usize, mut turn: impl FnMut(usize)) -> u64 {
         turn(number);
     }
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Works for so long.
+pub fn busy_for(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        spin(CHUNK);
+    }
 }
 
 /// Median and 99th percentile, in ns, of so many turns, each after 2 ms of

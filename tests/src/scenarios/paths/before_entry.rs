@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::measured::Measured;
 use vcpufreq_bench::tracefs::{Instance, TraceLine, events};
 
+use crate::harness::access_cost::NAP_MS;
 use crate::harness::policy::Policy;
 use crate::harness::trace::probe::Probe;
 
@@ -56,15 +57,15 @@ pub struct EntryOrder {
 }
 
 impl EntryOrder {
-    /// Has the guest write, each 20 ms another OPP.
+    /// Has the guest write, now and then another OPP.
     pub fn of(guest: &mut Measured, policy: &Policy) -> Result<Self> {
         let (vcpu, set_perf, trap) = (guest.vcpu, &guest.set_perf, guest.trap);
         let thread = format!("vcpu{vcpu}-{}", guest.vm.vcpu_tid(vcpu)?);
         let watch = TraceWatch::start()?;
         let opps = &guest.opps;
-        let wrote = guest
-            .vm
-            .ask(format!("store-naps {vcpu} {set_perf} {WRITES} {opps}"));
+        let wrote = guest.vm.ask(format!(
+            "store-naps {vcpu} {NAP_MS} {set_perf} {WRITES} {opps}"
+        ));
         let trace = watch.stop()?;
         wrote?;
         let mut order = Self {

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use vcpufreq_bench::tracefs::Switch;
 use vcpufreq_tests::LabVerdict;
 
+use crate::harness::access_cost::NAP_MS;
 use crate::harness::plan::{Plan, registers};
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
@@ -142,15 +143,12 @@ fn measure(vm: &mut Vm, policy: &Policy, between: Between) -> Result<WriteTimes>
     let set_perf = registers(vm)? + 4;
     let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
     let deed = match between {
-        Between::Sleeps => "store-naps",
-        Between::StaysBusy => "store-times",
+        Between::Sleeps => format!("store-naps 0 {NAP_MS}"),
+        Between::StaysBusy => "store-times 0".to_owned(),
     };
     let before = events()?.len();
     let trace = Trace::start_with_registers_and_idle()?;
-    vm.ask(format!(
-        "{deed} 0 {set_perf:#x} {WRITES} {}",
-        opps.join(" ")
-    ))?;
+    vm.ask(format!("{deed} {set_perf:#x} {WRITES} {}", opps.join(" ")))?;
     // The file is written behind.
     std::thread::sleep(Duration::from_millis(100));
     let trace = trace.stop()?;
