@@ -79,11 +79,11 @@ impl<A: Actuator, S: Source, E: Events> RequestQueue<Device<A, S, E>> for Pendin
     }
 
     fn finish(&self, device: &Device<A, S, E>) -> bool {
-        if self.unfinished.swap(false, SeqCst) {
+        let was_unfinished = self.unfinished.swap(false, SeqCst);
+        if was_unfinished {
             self.drain(device);
         }
-        // Each came by its file.
-        false
+        was_unfinished
     }
 
     fn is_unfinished(&self) -> bool {

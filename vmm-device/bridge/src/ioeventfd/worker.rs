@@ -2,9 +2,10 @@
 //! The worker: one thread that carries out the requests of all vCPUs and keeps
 //! cur_perf in their pages true.
 //!
-//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf another one. The
-//! worker is not in the vCPUs' cgroups. Its own clamp is 0, so that it neither lifts nor holds a
-//! pCPU's frequency. It stays off the pCPUs that vCPUs are pinned to, if there are others.
+//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf another one. Looks at a
+//! guest's RAM that find no request come each ms at most, and don't count. The worker is not in the
+//! vCPUs' cgroups. Its own clamp is 0, so that it neither lifts nor holds a pCPU's frequency. It stays
+//! off the pCPUs that vCPUs are pinned to, if there are others.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,7 +40,8 @@ pub trait RequestQueue<D>: Send + Sync {
     /// Carries out what waits behind file `index`.
     fn drain_one(&self, index: usize, device: &D);
 
-    /// Goes on where requests were left. Whether it found one that no file had announced.
+    /// Goes on where requests were left, and looks for those that no file announces. Whether there was
+    /// one.
     fn finish(&self, device: &D) -> bool;
 
     /// Whether requests were left.
@@ -192,7 +194,11 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
             let answered = events.iter().filter(|event| self.answer(event.data()));
             let answered = answered.count();
             let found = self.plan.requests.finish(&self.plan.device);
-            let used = vcpufreq_host::thread_cpu_time().saturating_sub(cpu_before);
+            let used = match count > 0 || found {
+                true => vcpufreq_host::thread_cpu_time().saturating_sub(cpu_before),
+                // How many looks find nothing is not up to a guest.
+                false => Duration::ZERO,
+            };
             self.look_when_due();
             std::thread::sleep(self.budget.after(used, Instant::now()));
             self.rest_after(found || answered > 0);
