@@ -42,7 +42,7 @@ const HUGE: &str = "/proc/sys/vm/nr_hugepages";
 const PRIVATE: &str = "memory-backend-ram,id=own,size=256M";
 const REFUSED: &str = "give its memory object share=on";
 /// How long the guest idles, and how often the server may run meanwhile: 25 times after the last
-/// request, and then each time that a vCPU has run for 1 ms or a pCPU has changed its frequency. Awake
+/// request, and then each time that a vCPU has run for 250 µs or a pCPU has changed its frequency. Awake
 /// it runs each ms.
 const IDLE: Duration = Duration::from_secs(10);
 const MOST_WAKEUPS: u64 = 250;

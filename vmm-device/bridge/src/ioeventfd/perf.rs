@@ -30,7 +30,7 @@ const SET_FILTER: c_ulong = 0x4008_2406;
 /// `PERF_EVENT_IOC_REFRESH`
 const REFRESH: c_ulong = 0x2402;
 /// How long a thread runs until [`PerfEvent::run_time`] wakes its poller, ns.
-const RUN_NS: u64 = 1_000_000;
+const RUN_NS: u64 = 250_000;
 /// Bytes of a ring that are read: the newest records, at most half of the ring.
 const LAST: usize = 2048;
 /// Records begin at multiples of this.
@@ -146,7 +146,7 @@ impl PerfEvent {
         Self::of_file(Self::open(attr, Whose::Thread(thread))?)
     }
 
-    /// Wakes its poller when `thread` has run for 1 ms since [`Self::fire_once`].
+    /// Wakes its poller when `thread` has run for 250 µs since [`Self::fire_once`].
     ///
     /// # Errors
     /// As [`Self::migrations`].

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Lets a worker sleep that reads requests from memory: no request comes while no vCPU runs. Each
-//! vCPU's thread has a perf event that wakes the worker once the thread has run for 1 ms (task-clock).
+//! vCPU's thread has a perf event that wakes the worker once the thread has run for 250 µs (task-clock).
 //! It fires once, and is armed again before the worker sleeps again.
 //!
 //! A vCPU that runs all the time without a request costs one interrupt each time the worker finds that
@@ -110,7 +110,7 @@ pub(super) struct Rest {
 /// Longest time between two turns of a worker that reads.
 pub(super) const TURN: Duration = Duration::from_millis(1);
 /// Turns without a request before the worker sleeps: 25 ms after a request. A vCPU that has run
-/// without one costs one turn, since the event comes after each ms that it runs; two, four and so on,
+/// without one costs one turn, since the event comes after each 250 µs that it runs; two, four and so on,
 /// up to 1 s, where vCPUs run on.
 const QUIET: u32 = 25;
 const LEAST_QUIET: u32 = 1;
