@@ -464,7 +464,10 @@ const BOOTS: &[Boot] = &[
         )
         .with(&[Qemu])
     },
-    boot(Long, 400, "2+2", &["qemu-ram"]).with(&[Qemu]),
+    Boot {
+        sampled: &["qemu-late"],
+        ..boot(Long, 400, "2+2", &["qemu-ram"]).with(&[Qemu])
+    },
     Boot {
         vmm: GuestVmm::Qemu,
         ..boot(Long, 80, "2+2", &["tune"])

@@ -11,6 +11,7 @@ mod fuzz;
 mod holds;
 mod kvm;
 mod lab;
+mod late;
 mod markdown;
 mod paths;
 mod paths_report;
@@ -56,6 +57,7 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("fuzz", &["fuzz.json"], fuzz::table),
     ("peers", &["peer-2+2.json", "peer-4+3+1.json"], peers::table),
     ("in-force", &["test-long.json"], lab::in_force),
+    ("stores-in-ram", &["test-long.json"], late::stores),
     ("ramps", &["test-long.json"], lab::ramps),
     ("qemu-ramps", &["test-long.json"], lab::qemu_ramps),
     ("contended-ways", &["test-long.json"], lab::contended_ways),

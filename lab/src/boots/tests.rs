@@ -50,6 +50,7 @@ fn a_host_has_what_its_scenario_needs() {
                 "qemu-control",
                 "qemu-deaths",
                 "qemu-efi",
+                "qemu-late",
                 "qemu-life",
                 "qemu-moves",
                 "qemu-ram",

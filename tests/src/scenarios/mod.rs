@@ -110,14 +110,6 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "sandbox" => device::sandbox::run(plan),
         #[cfg(target_arch = "aarch64")]
         "sandbox:attacks" => device::sandbox::attacked(plan),
-        "qemu" => qemu::run(),
-        "qemu-control" => qemu::control::run(),
-        "qemu-life" => qemu::life::run(plan),
-        "qemu-moves" => qemu::moves::run(plan),
-        "qemu-ram" => qemu::ram::run(),
-        "qemu-service" => qemu::service::run(),
-        "qemu-efi" => qemu::efi::run(plan),
-        "qemu-deaths" => qemu::deaths::run(plan),
         "debian-guest" => qemu::debian::run(),
         "libvirt" => qemu::libvirt::run(plan),
         "libvirt-rt" => qemu::libvirt::real_time::run(plan),
@@ -129,6 +121,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "rt-app" => models::rt_app::run(plan),
         "speed" => models::speed::run(plan),
         "speed-guest" => models::speed::guest(plan),
+        name if name.starts_with("qemu") => of_qemu(name, plan),
         name if name.starts_with("rt-") && name != "rt-app" => real_time(name, plan),
         "planted" => planted::run(),
         "kunit" => kunit::run(plan),
@@ -139,6 +132,22 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
 }
 
 /// Those of real-time guests.
+#[cfg(feature = "scenarios")]
+fn of_qemu(name: &str, plan: &Plan) -> Result<LabVerdict> {
+    match name {
+        "qemu" => qemu::run(),
+        "qemu-control" => qemu::control::run(),
+        "qemu-life" => qemu::life::run(plan),
+        "qemu-moves" => qemu::moves::run(plan),
+        "qemu-ram" => qemu::ram::run(),
+        "qemu-service" => qemu::service::run(),
+        "qemu-efi" => qemu::efi::run(plan),
+        "qemu-deaths" => qemu::deaths::run(plan),
+        "qemu-late" => qemu::late::run(plan),
+        _ => bail!("no such scenario"),
+    }
+}
+
 #[cfg(feature = "scenarios")]
 fn real_time(name: &str, plan: &Plan) -> Result<LabVerdict> {
     match name {

@@ -8,6 +8,7 @@ pub mod control;
 pub mod deaths;
 pub mod debian;
 pub mod efi;
+pub mod late;
 pub mod libvirt;
 pub mod life;
 pub mod moves;
