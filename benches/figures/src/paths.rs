@@ -15,8 +15,8 @@ use vcpufreq_bench::report_json::rows;
 /// All paths, in the order of the table.
 pub const PATHS: [&str; 4] = ["exit", "ioeventfd", "bpf", "shm"];
 
-/// Guests of QEMU's, by `vcpufreq qemu`: in the lab alone.
-const QEMU: [&str; 2] = ["qemu", "qemu-pmu"];
+/// Those that are measured in the lab alone; two are guests of QEMU's, by `vcpufreq qemu`.
+const IN_LAB: [&str; 3] = ["ram", "qemu", "qemu-pmu"];
 
 /// Measures on this machine's KVM, and writes `out/paths.json` from it and `out/paths-lab.json`.
 ///
@@ -67,7 +67,7 @@ pub fn table(inputs: &[Value]) -> Option<String> {
         let share = of_write(path, key).zip(of_write("exit", key));
         share.map_or("-".to_owned(), |(ns, exit)| format!("{:.2}", ns / exit))
     };
-    for path in PATHS.into_iter().chain(QEMU) {
+    for path in PATHS.into_iter().chain(IN_LAB) {
         let [read, write] = ["read", "write"].map(|op| of(path, op));
         let ends = format!("{}, {}", exits(read), exits(write));
         text += &row(std::iter::once(format!("`{path}`"))
@@ -83,8 +83,9 @@ pub fn table(inputs: &[Value]) -> Option<String> {
     }
     let bare = &lab["bare"];
     text += &format!(
-        "\nA load from memory in the same loop takes {} (emulated).\n",
+        "\nA load from memory in the same loop takes {}, a store {} (emulated).\n",
         number(Some(bare), "load_median_ns"),
+        number(Some(bare), "store_mean_ns"),
     );
     let share = |row: &Value, op: &str| row[op].as_f64().unwrap_or(f64::NAN);
     let shares = lab["sandbox"].as_array()?.iter().map(|row| {

@@ -50,6 +50,7 @@ enum ReportedPath {
     Ioeventfd,
     Bpf,
     Shm,
+    Ram,
     Qemu,
     QemuPmu,
 }

@@ -20,7 +20,8 @@ pub fn register(address: &str) -> Result<(Registers, usize)> {
 }
 
 /// A register that takes requests: `0xADDRESS`; or in shared memory, with the doorbell that is rung
-/// after each and the value that rings it, `0xADDRESS,0xBELL,0xVALUE`.
+/// after each and the value that rings it, `0xADDRESS,0xBELL,0xVALUE`; `memory` is a word of the
+/// process' own, for comparison.
 pub struct Requests {
     page: Registers,
     offset: usize,
@@ -29,6 +30,14 @@ pub struct Requests {
 
 impl Requests {
     pub fn at(text: &str) -> Result<Self> {
+        if text == "memory" {
+            let page = Registers::own_memory()?;
+            return Ok(Self {
+                page,
+                offset: 0,
+                bell: None,
+            });
+        }
         let mut parts = text.split(',');
         let (page, offset) = register(parts.next().unwrap_or_default())?;
         let bell = match (parts.next(), parts.next()) {

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::marker::PhantomData;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -267,23 +267,21 @@ impl Registers {
             .open("/dev/mem")
             .context("/dev/mem")?;
         let offset = libc::off_t::try_from(address)?;
-        let flags = libc::PROT_READ | libc::PROT_WRITE;
+        let page = Self::mapped(libc::MAP_SHARED, (mem.as_raw_fd(), offset));
+        page.with_context(|| format!("of {address:#x}"))
+    }
+
+    /// A page of this process' own memory, which nothing else looks at.
+    pub fn own_memory() -> Result<Self> {
+        Self::mapped(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, (-1, 0))
+    }
+
+    fn mapped(flags: i32, (file, offset): (RawFd, libc::off_t)) -> Result<Self> {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping at an address that the kernel chooses.
-        let page = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                PAGE,
-                flags,
-                libc::MAP_SHARED,
-                mem.as_raw_fd(),
-                offset,
-            )
-        };
-        ensure!(
-            page != libc::MAP_FAILED,
-            "mmap {address:#x}: {}",
-            std::io::Error::last_os_error()
-        );
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, rights, flags, file, offset) };
+        let error = std::io::Error::last_os_error();
+        ensure!(page != libc::MAP_FAILED, "mmap: {error}");
         Ok(Self {
             page: NonNull::new(page.cast()).context("mmap gave null")?,
         })
