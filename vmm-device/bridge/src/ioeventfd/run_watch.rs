@@ -110,13 +110,14 @@ pub(super) struct Rest {
 /// Longest time between two turns of a worker that reads.
 pub(super) const TURN: Duration = Duration::from_millis(1);
 /// Turns without a request before the worker sleeps: 25 ms after a request. A vCPU that has run
-/// without one costs one turn, since the event comes after each 250 µs that it runs; two, four and so on,
-/// up to 1 s, where vCPUs run on.
+/// without one costs one turn, since the event comes after each 250 µs that it runs. Where vCPUs run on
+/// it costs two, four and so on, up to 1 s.
 const QUIET: u32 = 25;
 const LEAST_QUIET: u32 = 1;
 const MOST_QUIET: u32 = 1000;
-/// If a vCPU runs within this time after the worker has begun to sleep, the vCPU counts as busy.
-const SOON: Duration = Duration::from_millis(100);
+/// If the event comes within this time after the worker has begun to sleep, the vCPU counts as busy: it
+/// runs for a hundredth of the time.
+const SOON: Duration = Duration::from_millis(25);
 
 impl Default for Rest {
     fn default() -> Self {
