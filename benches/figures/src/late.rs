@@ -2,6 +2,8 @@
 //! How late each reader sees a request that a guest stores in its RAM: a table of what `qemu-late`
 //! reported.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::lab::result;
@@ -33,10 +35,8 @@ pub fn stores(inputs: &[Value]) -> Option<String> {
     let result = result(inputs.first()?, "", "qemu-late")?;
     let names = COLUMNS.map(|(_, _, name)| name);
     let mut table = head(&[&["median (longest) [ms] (emulated)"][..], &names].concat());
-    let mut vcpus: Vec<_> = rows(result, "rows").map(|row| &row["vcpu"]).collect();
-    vcpus.dedup();
-    vcpus.truncate(vcpus.len() / 2);
-    for vcpu in vcpus {
+    let vcpus = rows(result, "rows").filter_map(|row| row["vcpu"].as_u64());
+    for vcpu in vcpus.collect::<BTreeSet<_>>() {
         for (around, text) in AROUND {
             let cell = |(reader, direction, _)| {
                 let mut own = rows(result, "rows");
@@ -44,7 +44,7 @@ pub fn stores(inputs: &[Value]) -> Option<String> {
                     row["reader"] == reader
                         && row["direction"] == direction
                         && row["around"] == around
-                        && row["vcpu"] == *vcpu
+                        && row["vcpu"] == vcpu
                 });
                 let ms = |key: &str| Some(found?[key].as_f64()? / 1000.0);
                 let (median, longest) = (ms("median_us")?, ms("longest_us")?);

@@ -12,7 +12,7 @@ use super::markdown::{head, row};
 use super::{kvm, paths_report};
 use vcpufreq_bench::report_json::rows;
 
-/// All paths, in the order of the table.
+/// Paths that this machine's KVM may have too, in the order of the table.
 pub const PATHS: [&str; 4] = ["exit", "ioeventfd", "bpf", "shm"];
 
 /// Those that are measured in the lab alone; two are guests of QEMU's, by `vcpufreq qemu`.
@@ -83,7 +83,7 @@ pub fn table(inputs: &[Value]) -> Option<String> {
     }
     let bare = &lab["bare"];
     text += &format!(
-        "\nA load from memory in the same loop takes {}, a store {} (emulated).\n",
+        "\nIn the same loops a load from memory takes {}, stores at once {} each (emulated).\n",
         number(Some(bare), "load_median_ns"),
         number(Some(bare), "store_mean_ns"),
     );

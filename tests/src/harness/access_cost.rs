@@ -11,8 +11,8 @@ use crate::harness::load;
 use crate::harness::registers::{Requests, register};
 use crate::harness::sys::Register;
 
-/// Between two stores of `store-naps`: so long that a worker of the VMM's may run for each, within its
-/// bound of a twentieth.
+/// How long a guest naps between stores each of which a worker of the VMM's is to carry out, within its
+/// twentieth of the time.
 pub const NAP_MS: u64 = 20;
 /// Of `store-bursts`: the first store of two follows an idle time, the second one work.
 const BETWEEN_BURSTS: Duration = Duration::from_millis(100);

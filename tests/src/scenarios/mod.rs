@@ -131,7 +131,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
     }
 }
 
-/// Those of real-time guests.
+/// Those of QEMU's guests.
 #[cfg(feature = "scenarios")]
 fn of_qemu(name: &str, plan: &Plan) -> Result<LabVerdict> {
     match name {
@@ -148,6 +148,7 @@ fn of_qemu(name: &str, plan: &Plan) -> Result<LabVerdict> {
     }
 }
 
+/// Those of real-time guests.
 #[cfg(feature = "scenarios")]
 fn real_time(name: &str, plan: &Plan) -> Result<LabVerdict> {
     match name {

@@ -26,7 +26,7 @@ const COUNTED: u64 = 1_000;
 const SHM: &str = "shm";
 /// Registers that are memory, which a thread of the VMM reads.
 const RAM: &str = "ram";
-/// The paths of a guest of `vcpufreq run` by which something happens at each write.
+/// The paths of a guest of `vcpufreq run` whose writes trap.
 const OF_RUN: [&str; 4] = ["exit", "ioeventfd", "bpf", SHM];
 /// A write by it against one by `exit`, at most: it wakes the worker, whose order of writes
 /// nothing records.
@@ -86,10 +86,9 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
 }
 
 /// What costs more than it may. A read from memory may cost 1.2 times a load, and a write to it 1.2
-/// times a store. Relative to a write
-/// by `exit`, with its clamp, a write may cost 0.54 by `bpf`, with its clamp; 0.48 by `ioeventfd`,
-/// whose worker sets the clamp; and 0.30 in a guest of QEMU, whose server has to be woken. That guest
-/// has no PMU, as the others.
+/// times a store. Relative to a write by `exit`, with its clamp, a write may cost 0.54 by `bpf`, with its
+/// clamp; 0.48 by `ioeventfd`, whose worker sets the clamp; and 0.30 in a guest of QEMU, whose server has
+/// to be woken. That guest has no PMU, as the others.
 fn out_of_bound(rows: &[CostRow], bare: &Value) -> Vec<String> {
     let median = |path, op| {
         let found = rows.iter().find(|row| (row.path, row.op) == (path, op));

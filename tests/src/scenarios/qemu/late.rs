@@ -25,12 +25,15 @@ use crate::harness::vmm::Vmm;
 
 /// QueueSel of `virt`'s first virtio-mmio transport, which no device is behind: QEMU ignores writes.
 const NOTHING: u64 = 0x0a00_0030;
-/// Stores of each kind, and where the server's thread sleeps between them.
+/// Stores of each kind.
 const STORES: usize = 100;
-const SELDOM: usize = 40;
-/// So long that the thread sleeps.
+/// The same where there is a rest between them.
+const STORES_AT_REST: usize = 40;
+/// So long that the server's thread sleeps.
 const REST_MS: u64 = 100;
-/// A store comes before the register's write, which takes the emulator a turn at most.
+/// A clamp that came so long before the traced write still answers its store: the emulator may run
+/// another CPU's turn in between. In `Rests` it may be the answer to the store before, which has none
+/// then.
 const BEFORE_US: u64 = 500;
 /// A tick of the guest's: by then each rise is in force.
 const RISE_US: u64 = 4_000;
@@ -78,7 +81,7 @@ impl Around {
     fn stores(self) -> usize {
         match self {
             Self::Busy | Self::Naps => STORES,
-            Self::Bursts | Self::Rests => SELDOM,
+            Self::Bursts | Self::Rests => STORES_AT_REST,
         }
     }
 
@@ -155,10 +158,12 @@ struct Seen {
 }
 
 impl Seen {
-    /// Median, longest, how many were never seen, and how many took less than each power of two.
+    /// Median, longest, how many were never seen; and by power of two, how many took less than it and at
+    /// least its half.
     fn json(&self) -> Value {
-        let never = self.us.partition_point(|us| *us != u64::MAX);
-        let (seen, never) = self.us.split_at(never);
+        let count = self.us.partition_point(|us| *us != u64::MAX);
+        let (seen, never) = self.us.split_at(count);
+        let median = self.us.get(self.us.len() / 2);
         let mut below: BTreeMap<u64, usize> = BTreeMap::new();
         for us in seen {
             *below.entry((us + 1).next_power_of_two()).or_default() += 1;
@@ -167,7 +172,7 @@ impl Seen {
         json!({
             "reader": self.reader, "vcpu": self.vcpu, "around": self.around.name(),
             "direction": self.direction, "n": self.us.len(),
-            "median_us": self.us.get(self.us.len() / 2), "longest_us": seen.last(),
+            "median_us": median.filter(|us| **us != u64::MAX), "longest_us": seen.last(),
             "never": never.len(), "count_below_us": below,
         })
     }

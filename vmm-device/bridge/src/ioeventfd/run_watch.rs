@@ -4,7 +4,7 @@
 //! It fires once, and is armed again before the worker sleeps again.
 //!
 //! A vCPU that runs all the time without a request costs one interrupt each time the worker finds that
-//! out: ten in the first second, and then one a second. Needs CAP_PERFMON; without, the worker never
+//! out: ten at most in the first second, and then one a second. Needs CAP_PERFMON; without, the worker never
 //! sleeps.
 
 #![forbid(unsafe_code)]
@@ -110,13 +110,13 @@ pub(super) struct Rest {
 /// Longest time between two turns of a worker that reads.
 pub(super) const TURN: Duration = Duration::from_millis(1);
 /// Turns without a request before the worker sleeps: 25 ms after a request. A vCPU that has run
-/// without one costs one turn, since the event comes after each 250 µs that it runs. Where vCPUs run on
-/// it costs two, four and so on, up to 1 s.
+/// without one costs one turn, since the event comes after each 250 µs that it runs. Where vCPUs run on,
+/// each time costs twice the turns of the time before, up to 1 s.
 const QUIET: u32 = 25;
 const LEAST_QUIET: u32 = 1;
 const MOST_QUIET: u32 = 1000;
 /// If the event comes within this time after the worker has begun to sleep, the vCPU counts as busy: it
-/// runs for a hundredth of the time.
+/// runs for a hundredth of the time or more.
 const SOON: Duration = Duration::from_millis(25);
 
 impl Default for Rest {

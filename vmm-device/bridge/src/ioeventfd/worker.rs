@@ -2,10 +2,10 @@
 //! The worker: one thread that carries out the requests of all vCPUs and keeps
 //! cur_perf in their pages true.
 //!
-//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf another one. Looks at a
-//! guest's RAM that find no request come each ms at most, and don't count. The worker is not in the
-//! vCPUs' cgroups. Its own clamp is 0, so that it neither lifts nor holds a pCPU's frequency. It stays
-//! off the pCPUs that vCPUs are pinned to, if there are others.
+//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf another one. A turn that only the
+//! time begins, and that finds no request in a guest's RAM, doesn't count: there is one a ms at most.
+//! The worker is not in the vCPUs' cgroups. Its own clamp is 0, so that it neither lifts nor holds a
+//! pCPU's frequency. It stays off the pCPUs that vCPUs are pinned to, if there are others.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,8 +40,8 @@ pub trait RequestQueue<D>: Send + Sync {
     /// Carries out what waits behind file `index`.
     fn drain_one(&self, index: usize, device: &D);
 
-    /// Goes on where requests were left, and looks for those that no file announces. Whether there was
-    /// one.
+    /// Goes on where requests were left, and looks for those that no file announces. Whether one was
+    /// left or found; those of a seldom look at shared memory needn't be told.
     fn finish(&self, device: &D) -> bool;
 
     /// Whether requests were left.
@@ -194,11 +194,8 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
             let answered = events.iter().filter(|event| self.answer(event.data()));
             let answered = answered.count();
             let found = self.plan.requests.finish(&self.plan.device);
-            let used = match count > 0 || found {
-                true => vcpufreq_host::thread_cpu_time().saturating_sub(cpu_before),
-                // How many looks find nothing is not up to a guest.
-                false => Duration::ZERO,
-            };
+            let used = vcpufreq_host::thread_cpu_time().saturating_sub(cpu_before);
+            let used = charged(count > 0, found, used);
             self.look_when_due();
             std::thread::sleep(self.budget.after(used, Instant::now()));
             self.rest_after(found || answered > 0);
@@ -283,8 +280,18 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
     }
 }
 
+/// What of a turn's time requests have used. If the time alone began the turn, there is one a ms at
+/// most, whatever a guest does.
+fn charged(woken: bool, found: bool, used: Duration) -> Duration {
+    match woken || found {
+        true => used,
+        false => Duration::ZERO,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    //! A worker that never began is lost. A turn counts if something woke it or if it found a request.
     use std::thread;
 
     use vcpufreq_device::fakes::NullActuator;
@@ -304,6 +311,14 @@ mod tests {
         fn spawn(&self, _: BridgeThread, body: BridgeWork) -> std::io::Result<JoinHandle<()>> {
             thread::Builder::new().spawn(move || drop(body))
         }
+    }
+
+    #[test]
+    fn a_look_that_finds_nothing_is_free() {
+        let used = Duration::from_micros(50);
+        let of = |woken, found| charged(woken, found, used);
+        assert_eq!(of(false, false), Duration::ZERO);
+        assert_eq!([of(true, false), of(false, true)], [used; 2]);
     }
 
     #[test]
