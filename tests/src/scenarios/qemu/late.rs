@@ -118,7 +118,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
             protected: false,
         };
         let setup = plan.mirroring(&first_cpus(&policies));
-        let mut guest = Guest::boot(&plan, &setup.with(&["--rate-limit", "0"]), path)?;
+        let mut guest = TimedGuest::boot(&plan, &setup.with(&["--rate-limit", "0"]), path)?;
         for (vcpu, policy) in policies.iter().enumerate() {
             for around in Around::ALL {
                 all.extend(guest.measure((vcpu, policy), around)?);
@@ -126,7 +126,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         }
         guest.vm.quit()?;
     }
-    let rows: Vec<Value> = all.iter().map(Seen::json).collect();
+    let rows: Vec<Value> = all.iter().map(StoreTimes::json).collect();
     let [rises, falls] = [RISE, FALL].map(|direction| of_server(&all, direction));
     let median = rises.get(rises.len() / 2).copied();
     let [rise, fall] = [&rises, &falls].map(|times| times.last().copied());
@@ -140,7 +140,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
 }
 
 /// A guest whose requests are this scenario's alone.
-struct Guest {
+struct TimedGuest {
     vm: Vm,
     device: GuestDevice,
     /// The reader that its server is.
@@ -148,7 +148,7 @@ struct Guest {
 }
 
 /// How long a reader took to see a vCPU's rises or falls.
-struct Seen {
+struct StoreTimes {
     reader: &'static str,
     vcpu: usize,
     around: Around,
@@ -157,7 +157,7 @@ struct Seen {
     us: Vec<u64>,
 }
 
-impl Seen {
+impl StoreTimes {
     /// Median, longest, how many were never seen; and by power of two, how many took less than it and at
     /// least its half.
     fn json(&self) -> Value {
@@ -179,7 +179,7 @@ impl Seen {
 }
 
 /// All times of the server's thread that a bound is on, rising.
-fn of_server(all: &[Seen], direction: &str) -> Vec<u64> {
+fn of_server(all: &[StoreTimes], direction: &str) -> Vec<u64> {
     let own = all.iter().filter(|seen| {
         (seen.reader, seen.direction) == (SERVER, direction) && seen.around != Around::Rests
     });
@@ -188,7 +188,7 @@ fn of_server(all: &[Seen], direction: &str) -> Vec<u64> {
     us
 }
 
-impl Guest {
+impl TimedGuest {
     fn boot(plan: &Plan, setup: &Setup, path: &'static str) -> Result<Self> {
         let mut vm = plan.guest(setup)?;
         for vcpu in 0..setup.pins.len() {
@@ -211,7 +211,11 @@ impl Guest {
         }
     }
 
-    fn measure(&mut self, (vcpu, policy): (usize, &Policy), around: Around) -> Result<Vec<Seen>> {
+    fn measure(
+        &mut self,
+        (vcpu, policy): (usize, &Policy),
+        around: Around,
+    ) -> Result<Vec<StoreTimes>> {
         let (set_perf, mark) = self.marked(vcpu);
         let khz = around.requests(policy);
         if around == Around::Busy {
@@ -235,7 +239,7 @@ impl Guest {
             let each = each.filter(|(_, at)| direction_of(&khz, *at) == Some(direction));
             let mut us: Vec<u64> = each.map(|(us, _)| us).collect();
             us.sort_unstable();
-            Seen {
+            StoreTimes {
                 reader,
                 vcpu,
                 around,
@@ -341,9 +345,14 @@ mod tests {
         assert_eq!(directions, [None, rise, rise, fall, fall, rise]);
     }
 
-    fn seen(reader: &'static str, around: Around, direction: &'static str, us: &[u64]) -> Seen {
+    fn seen(
+        reader: &'static str,
+        around: Around,
+        direction: &'static str,
+        us: &[u64],
+    ) -> StoreTimes {
         let us = us.to_vec();
-        Seen {
+        StoreTimes {
             reader,
             vcpu: 0,
             around,
