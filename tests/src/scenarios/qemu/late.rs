@@ -37,6 +37,7 @@ const REST_MS: u64 = 100;
 const BEFORE_US: u64 = 500;
 /// A tick of the guest's: by then each rise is in force.
 const RISE_US: u64 = 4_000;
+/// Of all rises together: of one state alone there are twenty, whose median is a draw.
 const MEDIAN_RISE_US: u64 = 1_000;
 /// By then each fall is.
 const FALL_US: u64 = 20_000;
@@ -62,7 +63,8 @@ enum Around {
     /// It idles, asks for its maximum, works for 20 ms, asks for its minimum, and idles again.
     Bursts,
     /// It idles for [`REST_MS`] after each, whatever it asks for. The server's thread then reads the
-    /// request once the vCPU has run for 250 µs in all. Until then no clamp of an idle vCPU counts.
+    /// request once the vCPU has run for 250 µs in all, and a sleeping vCPU's clamp has no effect: no
+    /// bound is on it.
     Rests,
 }
 
@@ -97,7 +99,7 @@ impl Around {
         khz
     }
 
-    /// What the guest is told, for these stores of vCPU `vcpu`.
+    /// The guest's command for these stores of vCPU `vcpu`.
     fn deed(self, vcpu: usize, stores: &str) -> String {
         match self {
             Self::Busy | Self::Naps => format!("store-naps {vcpu} {NAP_MS} {stores}"),
@@ -315,10 +317,8 @@ fn direction_of(khz: &[u32], at: usize) -> Option<&'static str> {
 fn seen_after(marks: &[u64], times: &[u64], slack: u64) -> Vec<u64> {
     let ends = marks.iter().skip(1).copied().chain([u64::MAX]);
     let each = marks.iter().zip(ends).map(|(&mark, end)| {
-        let own = mark.saturating_sub(slack)..end.saturating_sub(slack);
-        let first = times
-            .iter()
-            .find(|time| own.contains(time) && **time + slack > mark);
+        let [after, to] = [mark, end].map(|time| time.saturating_sub(slack));
+        let first = times.iter().find(|time| (after + 1..=to).contains(time));
         first.map_or(u64::MAX, |time| time.saturating_sub(mark))
     });
     each.collect()

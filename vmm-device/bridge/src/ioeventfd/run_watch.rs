@@ -4,8 +4,8 @@
 //! It fires once, and is armed again before the worker sleeps again.
 //!
 //! A vCPU that runs all the time without a request costs one interrupt each time the worker finds that
-//! out: ten at most in the first second, and then one a second. Needs CAP_PERFMON; without, the worker never
-//! sleeps.
+//! out: ten at most in the first second, and then one a second. Needs CAP_PERFMON; without, the worker
+//! never sleeps.
 
 #![forbid(unsafe_code)]
 

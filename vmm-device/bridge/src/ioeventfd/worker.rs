@@ -2,10 +2,10 @@
 //! The worker: one thread that carries out the requests of all vCPUs and keeps
 //! cur_perf in their pages true.
 //!
-//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf another one. A turn that only the
-//! time begins, and that finds no request in a guest's RAM, doesn't count: there is one a ms at most.
-//! The worker is not in the vCPUs' cgroups. Its own clamp is 0, so that it neither lifts nor holds a
-//! pCPU's frequency. It stays off the pCPUs that vCPUs are pinned to, if there are others.
+//! Requests take at most a twentieth of the time ([`Budget`]), looks at cur_perf another one. A turn
+//! that only the time begins, and that finds no request in a guest's RAM, doesn't count: there is one
+//! a ms at most. The worker is not in the vCPUs' cgroups. Its own clamp is 0, so that it neither lifts
+//! nor holds a pCPU's frequency. It stays off the pCPUs that vCPUs are pinned to, if there are others.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,7 +41,7 @@ pub trait RequestQueue<D>: Send + Sync {
     fn drain_one(&self, index: usize, device: &D);
 
     /// Goes on where requests were left, and looks for those that no file announces. Whether one was
-    /// left or found; those of a seldom look at shared memory needn't be told.
+    /// left or found; the seldom look for requests without a doorbell doesn't count.
     fn finish(&self, device: &D) -> bool;
 
     /// Whether requests were left.
