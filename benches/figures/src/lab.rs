@@ -51,12 +51,12 @@ pub(super) fn reports(input: &Value) -> impl Iterator<Item = &Value> {
     all.into_iter()
 }
 
-/// What a scenario reported on the hosts of this name's begin.
+/// What a scenario reported on a host whose name has these words.
 pub(super) fn result<'a>(input: &'a Value, host: &str, scenario: &str) -> Option<&'a Value> {
     let on_host = |row: &&Value| {
-        row["host"]
-            .as_str()
-            .is_some_and(|name| name.starts_with(host))
+        let name = row["host"].as_str().unwrap_or_default();
+        let has = |word| name.split(' ').any(|one| one == word);
+        host.split_whitespace().all(has)
     };
     let mut own = reports(input).filter(on_host).map(|row| &row["result"]);
     own.find(|row| {
@@ -101,7 +101,7 @@ pub fn drawn(inputs: &[Value]) -> Option<String> {
 
 /// Ramps of QEMU's guests: host and guest on two topologies.
 pub fn qemu_ramps(inputs: &[Value]) -> Option<String> {
-    let reports = ["2+2 ", "pixel6 "]
+    let reports = ["2+2 qemu", "pixel6 qemu"]
         .map(|host| Some(&result(inputs.first()?, host, "bench:big-ramp")?["report"]));
     let [Some(first), Some(second)] = reports else {
         return None;
@@ -128,7 +128,7 @@ pub fn qemu_ramps(inputs: &[Value]) -> Option<String> {
 pub fn contended_ways(inputs: &[Value]) -> Option<String> {
     let mut table = head(&["[ms]; [mJ] (emulated)", "host", "max", "`--sum`", "scx"]);
     for topology in ["2+2", "4+3+1", "pixel6"] {
-        let host = format!("{topology} ");
+        let host = format!("{topology} vcpufreq");
         let report = &result(inputs.first()?, &host, "bench:contended.new25:")?["report"];
         table += &contended_ways_on(topology, report);
     }
@@ -157,7 +157,7 @@ fn contended_ways_on(topology: &str, report: &Value) -> String {
 
 /// What a guest loses that reads its own request: medians and extremes.
 pub fn side_channel(inputs: &[Value]) -> Option<String> {
-    let report = &result(inputs.first()?, "2+2 ", "bench:contended.part50:")?["report"];
+    let report = &result(inputs.first()?, "2+2", "bench:contended.part50:")?["report"];
     let mut table = head(&["scenario, metric (emulated)", "`table`", "`request`"]);
     for of in [
         ("big-ramp", "to_fmax"),
@@ -293,7 +293,7 @@ mod tests {
         let cost = json!({ "scenario": "bench:contended.part50:x", "report": report });
         results.push(json!({ "host": "2+2 host", "result": cost }));
         let bench = json!({ "scenario": "bench:big-ramp:x", "report": bench["report"] });
-        for host in ["2+2 host", "pixel6 host"] {
+        for host in ["2+2 host qemu", "pixel6 host qemu"] {
             results.push(json!({ "host": host, "result": bench }));
         }
         let dip = json!({ "scheduler": "FIFO", "way": "exit, cgroup", "dips": 0, "exits": 102 });
@@ -344,8 +344,10 @@ mod tests {
         };
         let result = json!({ "scenario": "bench:contended.new25:x",
             "report": { "results": [row("to_needed"), row("above"), row("energy")] } });
-        let hosts = ["2+2 host", "4+3+1 host", "pixel6 host"];
-        let results = hosts.map(|host| json!({ "host": host, "result": result }));
+        let hosts = ["2+2", "4+3+1", "pixel6"].map(|name| format!("{name} host vcpufreq"));
+        let results = hosts
+            .each_ref()
+            .map(|host| json!({ "host": host, "result": result }));
         let table = contended_ways(&[json!({ "results": results })]).unwrap();
         assert!(
             table.ends_with("\n| `pixel6` new25 | -; - | 3.0; 3.0 | -; - | -; - |\n"),

@@ -9,7 +9,7 @@ use vcpufreq_bench::report_json::{number, rows};
 
 /// cyclictest on a vCPU that drives its frequency, and beside governor performance before and after.
 pub fn latency(inputs: &[Value]) -> Option<String> {
-    let result = result(inputs.first()?, "", "rt-latency")?;
+    let result = result(inputs.first()?, "vcpufreq", "rt-latency")?;
     let fixed = result["with_performance"].as_array()?;
     let mut table = head(&[
         "on a FIFO vCPU (emulated)",
@@ -29,7 +29,7 @@ pub fn latency(inputs: &[Value]) -> Option<String> {
 
 /// The periodic loop in the kernel.
 pub fn periodic_loop(inputs: &[Value]) -> Option<String> {
-    let result = result(inputs.first()?, "", "rt-loop")?;
+    let result = result(inputs.first()?, "vcpufreq", "rt-loop")?;
     let mut table = head(&[
         "scheduler, load on its CPU (emulated)",
         "under 8, over 12 ms",
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     fn input(result: &Value) -> [Value; 1] {
-        [json!({ "results": [{ "host": "2+2 host", "result": result }] })]
+        [json!({ "results": [{ "host": "2+2 host vcpufreq", "result": result }] })]
     }
 
     #[test]
