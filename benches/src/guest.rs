@@ -147,6 +147,9 @@ fn command(
                 .arg("--initrd")
                 .arg(&machine.guest.initrd)
                 .args(["--cmdline", &format!("console=ttyS0 {cmdline}")]);
+            if args.protected {
+                command.arg("--protected");
+            }
         }
     }
     command.arg(format!("--host-topology={}", shape.topology));

@@ -398,6 +398,19 @@ const BOOTS: &[Boot] = &[
         driver: Mainline,
         ..boot(Long, 100, "2+2", &["opps-exact", "protected"])
     },
+    // What the authors of virtual cpufreq measured there, as far as `vcpufreq run` has the devices.
+    Boot {
+        protected: true,
+        guest: Protected,
+        ..boot(
+            Long,
+            600,
+            "2+2",
+            &[
+                "bench:big-ramp:step-down:new-thread:little-to-big:io-wake:work.infer_small:work.io:work.frames:--repeats=3",
+            ],
+        )
+    },
     // Debian stable's kernel has no uclamp.
     Boot {
         sampled: &["bpf-sum"],

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use super::lab;
 use super::markdown::{head, row};
 use vcpufreq_bench::report_json::{
     VARIANTS, cell, find, metrics as metrics_of, number, scenarios, unit, with_unit,
@@ -30,6 +31,15 @@ const METRICS: [(&str, &str); 10] = [
     ("placement", "energy"),
     ("periodic", "efficiency"),
     ("periodic", "at_edge.efficiency"),
+];
+/// Ramps of protected guests.
+const PROTECTED: [(&str, &str); 6] = [
+    ("big-ramp", "to_fmax"),
+    ("step-down", "to_fmin"),
+    ("step-down", "other_thread.to_fmin"),
+    ("new-thread", "to_fmax"),
+    ("little-to-big", "to_big_fmax"),
+    ("io-wake", "to_host_top"),
 ];
 const JOBS: [&str; 5] = ["infer_cached", "infer_small", "infer_large", "io", "frames"];
 /// The last two rows of README.md's table are losses.
@@ -108,6 +118,22 @@ pub fn jobs(reports: &[Value]) -> Option<String> {
         table += &row(std::iter::once(job.to_owned()).chain(reports.iter().flat_map(of)));
     }
     (reports.len() == 2).then_some(table)
+}
+
+/// Ramps and jobs of protected guests.
+pub fn protected(inputs: &[Value]) -> Option<String> {
+    let report = &lab::result(inputs.first()?, "2+2 protected", "bench:")?["report"];
+    let mut table = head(&["metric (emulated)", "host", "vm", "vm+bridge"]);
+    for of in PROTECTED {
+        let cells = VARIANTS.map(|variant| shown(report, of, variant));
+        table += &row(std::iter::once(named(report, of, " ")?).chain(cells));
+    }
+    for job in ["infer_small", "io", "frames"] {
+        let of = |variant| score_and_energy(report, job, variant);
+        let name = format!("{job}: score; energy, % of the host's");
+        table += &row([name, "-".to_owned(), of("vm"), of("vm+bridge")]);
+    }
+    Some(table)
 }
 
 /// Cases of contended that have a needed frequency which is not there from the start.
@@ -220,6 +246,15 @@ mod tests {
         assert!(jobs(&two).unwrap().contains("| io | 100.4; 100.4 |"));
         assert_eq!((metrics(&one), jobs(&one)), (None, None));
         assert!(csv(&one).contains("\n2+2,big-ramp,to_fmax,ms,vm,1.0,1.0,never\n"));
+        let result = json!({ "scenario": "bench:big-ramp", "report": one[0] });
+        let of = |host| [json!({ "results": [{ "host": host, "result": result }] })];
+        let table = protected(&of("2+2 host GICv3 protected")).unwrap();
+        assert_eq!(table.lines().count(), 11);
+        assert!(
+            table.ends_with("| - | 100.4; 100.4 | 100.4; 100.4 |\n"),
+            "{table}"
+        );
+        assert_eq!(protected(&of("2+2 host GICv3")), None);
         assert_eq!(
             readme(&[json!({ "results": [] })]),
             None,

@@ -62,6 +62,7 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("qemu-ramps", &["test-long.json"], lab::qemu_ramps),
     ("contended-ways", &["test-long.json"], lab::contended_ways),
     ("side-channel", &["test-long.json"], lab::side_channel),
+    ("protected", &["test-long.json"], bench::protected),
     ("rt-latency", &["test-long.json"], rt::latency),
     ("rt-loop", &["test-long.json"], rt::periodic_loop),
 ];

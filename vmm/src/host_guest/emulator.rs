@@ -15,10 +15,16 @@ const PATH: &str = "/bin:/usr/bin";
 /// # Errors
 /// When there is none, or an option of `vcpufreq run` alone.
 pub fn choose(args: &mut GuestArgs, arch: &str, path: Option<&OsStr>) -> anyhow::Result<()> {
-    ensure!(
-        args.path == "auto",
-        "--path is of vcpufreq run's guests, and those of {arch} are QEMU's; leave it out"
-    );
+    let given = [
+        ("--path", args.path != "auto"),
+        ("--protected", args.protected),
+    ];
+    for (option, given) in given {
+        ensure!(
+            !given,
+            "{option} is of vcpufreq run's guests, and those of {arch} are QEMU's; leave it out"
+        );
+    }
     if args.qemu.is_none() {
         let name = format!("qemu-system-{arch}");
         let found = find(&name, path.unwrap_or(PATH.as_ref()));
@@ -66,6 +72,7 @@ mod tests {
         for (folder, words, line) in [
             (&without, &[][..], "; install qemu-system-x86"),
             (&with, &["--path", "exit"], "are QEMU's; leave it out"),
+            (&with, &["--protected"], "are QEMU's; leave it out"),
         ] {
             let error = chosen(&[folder], None, words).unwrap_err().to_string();
             assert!(error.ends_with(line), "{error}");

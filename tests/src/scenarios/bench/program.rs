@@ -38,6 +38,9 @@ pub fn run(plan: &Plan, name: &str) -> Result<LabVerdict> {
     if plan.vmm == Vmm::Qemu {
         options.extend(["--qemu", QEMU]);
     }
+    if plan.protected {
+        options.push("--protected");
+    }
     for word in name.split(':').skip(1) {
         if !word.starts_with("--") {
             options.push("--scenario");
