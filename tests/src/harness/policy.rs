@@ -40,11 +40,11 @@ impl Policy {
             let reference = opps.iter().copied().max().context("no frequencies")?;
             let boost = format!("{path}/scaling_boost_frequencies");
             if Path::new(&boost).exists() {
-                opps.extend(sysfs::numbers(boost)?);
+                opps.extend(sysfs::numbers::<u32>(boost)?);
             }
             opps.sort_unstable();
             // An offline CPU has no such file.
-            let online = sysfs::numbers(format!("{path}/affected_cpus"))?;
+            let online = sysfs::numbers::<u32>(format!("{path}/affected_cpus"))?;
             let Some(cpu) = online.first() else { continue };
             let capacity = sysfs::number(format!("/sys/devices/system/cpu/cpu{cpu}/cpu_capacity"))?;
             policies.push(Self {

@@ -35,7 +35,7 @@ pub fn field<T: FromStr>(path: impl AsRef<Path>, name: &str) -> Result<T> {
 }
 
 /// A file's numbers, separated by white space.
-pub fn numbers(path: impl AsRef<Path>) -> Result<Vec<u32>> {
+pub fn numbers<T: FromStr>(path: impl AsRef<Path>) -> Result<Vec<T>> {
     let path = path.as_ref();
     text(path)?
         .split_whitespace()
@@ -44,6 +44,16 @@ pub fn numbers(path: impl AsRef<Path>) -> Result<Vec<u32>> {
                 .map_err(|_| anyhow!("{} holds '{word}'", path.display()))
         })
         .collect()
+}
+
+/// For how long a process or thread, by its folder in procfs, has run and has waited for a CPU, in ns.
+pub fn ran_and_waited_ns(folder: &str) -> Result<(u64, u64)> {
+    let numbers = numbers(format!("{folder}/schedstat"))?;
+    let (ran, waited) = numbers
+        .first()
+        .zip(numbers.get(1))
+        .context("schedstat is short")?;
+    Ok((*ran, *waited))
 }
 
 /// Writes a value.

@@ -104,9 +104,7 @@ fn uart(plan: &Plan) -> Result<LabVerdict> {
 /// The time that the VMM's main thread has run.
 fn main_thread_ns(vm: &Vm) -> Result<u64> {
     let pid = vm.pid();
-    let text = sysfs::text(format!("/proc/{pid}/task/{pid}/schedstat"))?;
-    let ns = text.split(' ').next().context("schedstat is empty")?;
-    Ok(ns.parse()?)
+    Ok(sysfs::ran_and_waited_ns(&format!("/proc/{pid}/task/{pid}"))?.0)
 }
 
 fn flooded(plan: &Plan) -> Result<LabVerdict> {
@@ -197,12 +195,11 @@ struct Counted {
 impl Counted {
     fn of(vm: &Vm, vcpu: usize) -> Result<Self> {
         let tid = vm.vcpu_tid(vcpu)?;
-        let text = sysfs::text(format!("/proc/{}/task/{tid}/schedstat", vm.pid()))?;
-        let mut numbers = text.split_whitespace().map(str::parse);
-        let mut next = || Ok::<u64, anyhow::Error>(numbers.next().context("schedstat is short")??);
+        let thread = format!("/proc/{}/task/{tid}", vm.pid());
+        let (ran_ns, waited_ns) = sysfs::ran_and_waited_ns(&thread)?;
         Ok(Self {
-            ran_ns: next()?,
-            waited_ns: next()?,
+            ran_ns,
+            waited_ns,
             exits: exits_of(vm.pid())?,
             work_ns: 0,
         })

@@ -106,13 +106,8 @@ fn beside(cpu: u32) -> Result<u64> {
 
 fn ran_beside(other: &Child, cpu: u32) -> Result<u64> {
     pin_thread(i32::try_from(other.id())?, &[cpu])?;
-    let ran = || -> Result<u64> {
-        let text = sysfs::text(format!("/proc/{}/schedstat", other.id()))?;
-        let ns: u64 = text.split(' ').next().context("schedstat")?.parse()?;
-        Ok(ns / 1_000_000)
-    };
-    let before = ran()?;
+    let ran_ns = || Ok(sysfs::ran_and_waited_ns(&format!("/proc/{}", other.id()))?.0);
+    let before: Result<u64> = ran_ns();
     sleep(Duration::from_millis(500));
-    let after = ran()?;
-    Ok(after - before)
+    Ok((ran_ns()? - before?) / 1_000_000)
 }
