@@ -2,8 +2,9 @@
 //! A QEMU guest with nothing of this project in it, neither driver nor device: its registers are in
 //! its RAM, and the kernel's own virtual-cpufreq drives them. Requests at, just below and just above
 //! each OPP of the host take it to the OPP that they are for. No access traps into KVM. Beside an idle
-//! guest the server sleeps. After kill -9 the next server takes it over. The same is of a QEMU that has
-//! shared memory of its own; one that has private memory is refused.
+//! guest the server sleeps, and beside a busy one it takes little of a pCPU. After kill -9 the next
+//! server takes it over. The same is of a QEMU that has shared memory of its own; one that has private
+//! memory is refused.
 
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -17,7 +18,9 @@ use vcpufreq_tests::LabVerdict;
 use super::control::FREE;
 use super::{MANY, agrees};
 use crate::harness::leftovers::left_soon;
-use crate::harness::plan::{GuestDevice, Plan, cur_perf, first_cpus, last_of, set_governor};
+use crate::harness::plan::{
+    GuestDevice, Plan, cur_perf, first_cpus, last_of, let_load_decay, set_governor,
+};
 use crate::harness::policy::Policy;
 use crate::harness::registers::PAGE;
 use crate::harness::server::ServeProcess;
@@ -46,6 +49,10 @@ const REFUSED: &str = "give its memory object share=on";
 /// it runs each ms.
 const IDLE: Duration = Duration::from_secs(10);
 const MOST_WAKEUPS: u64 = 250;
+/// How long its vCPUs are busy, and what part of a pCPU the server's thread may take meanwhile: it looks
+/// each ms, and a look takes the emulator's 50 µs.
+const BUSY: Duration = Duration::from_secs(4);
+const MOST_SHARE: f64 = 0.1;
 
 pub fn run() -> Result<LabVerdict> {
     let policies = Policy::all()?;
@@ -70,6 +77,7 @@ pub fn run() -> Result<LabVerdict> {
     }
     let accesses = accesses(&mut vm, &device, &policies)?;
     let idle = idle(&vm)?;
+    let busy = busy(&mut vm, policies.len())?;
     let taken_over = taken_over(&mut vm, &device, &policies, free)?;
     vm.kill()?;
     // One that fails doesn't hide the others.
@@ -88,6 +96,7 @@ pub fn run() -> Result<LabVerdict> {
         .check_eq("each vCPU is pinned", &allowed, setup.pins)
         .part("accesses", accesses)
         .part("idle", idle)
+        .part("busy", busy)
         .part("taken_over", taken_over)
         .parts("own_memory", own.into())
         .part("private_memory", refused))
@@ -112,16 +121,37 @@ fn with_memory(qemu: &mut Command, memory: Option<&str>) {
     }
 }
 
-/// How often the thread that reads requests wakes beside a guest that idles.
-fn idle(vm: &Vm) -> Result<LabVerdict> {
+/// The folder in procfs of the thread that reads requests.
+fn reader(vm: &Vm) -> Result<String> {
     let process = vm.vm_process().context("no process of the VM")?;
-    let reader = threads(process)?.into_iter();
-    let mut reader = reader.filter(|(_, name)| name == "requests");
-    let (tid, _) = reader.next().context("no thread reads requests")?;
-    let wakeups = || {
-        let status = format!("/proc/{process}/task/{tid}/status");
-        sysfs::field::<u64>(status, "voluntary_ctxt_switches")
-    };
+    let mut all = threads(process)?.into_iter();
+    let reader = all.find(|(_, name)| name == "requests");
+    let (tid, _) = reader.context("no thread reads requests")?;
+    Ok(format!("/proc/{process}/task/{tid}"))
+}
+
+/// What part of a pCPU it takes beside a guest whose vCPUs are busy, and request nothing new.
+fn busy(vm: &mut Vm, vcpus: usize) -> Result<LabVerdict> {
+    let thread = reader(vm)?;
+    for vcpu in 0..vcpus {
+        vm.ask(format!("start busy{vcpu} busy {vcpu}"))?;
+    }
+    let_load_decay();
+    let (before, _) = sysfs::ran_and_waited_ns(&thread)?;
+    sleep(BUSY);
+    let (after, _) = sysfs::ran_and_waited_ns(&thread)?;
+    let share = Duration::from_nanos(after - before).div_duration_f64(BUSY);
+    for vcpu in 0..vcpus {
+        vm.ask(format!("stop busy{vcpu}"))?;
+    }
+    let figures = json!({ "share_of_a_pcpu": share, "seconds": BUSY.as_secs() });
+    Ok(LabVerdict::with_figures(figures).check("it takes little", share <= MOST_SHARE, share))
+}
+
+/// How often it wakes beside a guest that idles.
+fn idle(vm: &Vm) -> Result<LabVerdict> {
+    let status = format!("{}/status", reader(vm)?);
+    let wakeups = || sysfs::field::<u64>(&status, "voluntary_ctxt_switches");
     let before = wakeups()?;
     sleep(IDLE);
     let wakeups = wakeups()? - before;
