@@ -387,16 +387,16 @@ const BOOTS: &[Boot] = &[
         guest: Protected,
         ..boot(
             Long,
-            200,
+            300,
             "2+2",
-            &["boot", "restart", "opps-exact", "protected"],
+            &["boot", "restart", "opps-exact", "protected", "kill"],
         )
     },
     Boot {
         protected: true,
         guest: Protected,
         driver: Mainline,
-        ..boot(Long, 100, "2+2", &["opps-exact", "protected"])
+        ..boot(Long, 200, "2+2", &["opps-exact", "protected", "kill"])
     },
     // What the authors of virtual cpufreq measured there, as far as `vcpufreq run` has the devices.
     Boot {
