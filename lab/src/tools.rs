@@ -10,11 +10,16 @@ use crate::initramfs::Initramfs;
 pub const SHELL: &str = "shell";
 
 pub const PROGRAMS: [&str; 3] = ["bin/cyclictest", "bin/hackbench", "bin/stress-ng"];
-/// Of the kernel's own, for a guest's virtio disk and network card.
-pub const MODULES: [&str; 4] = [
+/// Of the kernel's own, for a guest's virtio disk and network card, and the host's end of that.
+pub const MODULES: [&str; 9] = [
     "drivers/block/virtio_blk",
     "drivers/net/net_failover",
+    "drivers/net/tap",
+    "drivers/net/tun",
     "drivers/net/virtio_net",
+    "drivers/vhost/vhost",
+    "drivers/vhost/vhost_iotlb",
+    "drivers/vhost/vhost_net",
     "net/core/failover",
 ];
 /// Of busybox, by the names that scripts call them by.

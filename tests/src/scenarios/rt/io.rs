@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Where a real-time guest with I/O is cut: a guest of QEMU's with a virtio disk and network card,
-//! both under load from its housekeeping vCPU, and the wake-up latency of its real-time vCPU. By
+//! Where a real-time guest with I/O is cut: a guest of QEMU's with a virtio disk and a network card by
+//! vhost, both under load from its housekeeping vCPU, and the wake-up latency of its real-time vCPU. By
 //! `vcpufreq qemu --rt`; by hand, as the field's guides have it (taskset, chrt, governor
 //! performance); and by `vcpufreq run`, whose guest loads a disk and a network of its own kernel.
 //!
@@ -8,6 +8,7 @@
 
 use std::{
     fs::{File, read_dir},
+    process::Command,
     thread::sleep,
     time::Duration,
 };
@@ -25,6 +26,7 @@ use super::{
 };
 use crate::{
     harness::{
+        console_commands::insmod,
         guest_shell::ask,
         kernel_threads::Company,
         plan::{Plan, set_governor},
@@ -43,16 +45,19 @@ use crate::{
 
 const DISK: &str = "/run/disk.img";
 const DISK_BYTES: u64 = 64 << 20;
-/// Requests of the disk go through QEMU's worker threads, which come and go.
+/// Requests of the disk go through QEMU's worker threads, which come and go; packets through a thread
+/// that the kernel makes for QEMU.
 const DEVICES: [&str; 6] = [
     "-drive",
     "file=/run/disk.img,format=raw,if=virtio,aio=threads",
     "-netdev",
-    "user,id=net",
+    "tap,id=net,ifname=tap0,script=no,downscript=no,vhost=on",
     "-device",
     "virtio-net-pci,netdev=net,romfile=",
 ];
-/// Loads the drivers, and both devices; QEMU's network answers at this address itself.
+/// What the host loads for the network card, in this order.
+const VHOST: [&str; 5] = ["vhost_iotlb", "vhost", "tap", "tun", "vhost_net"];
+/// Loads the drivers, and both devices; the host answers at this address.
 const LOAD_OF_QEMU: &str = "
 for one in virtio_blk failover net_failover virtio_net; do
     busybox insmod /lab/modules/$one.ko || exit
@@ -65,10 +70,11 @@ busybox insmod /lab/modules/configfs.ko || exit
 busybox insmod /lab/modules/null_blk.ko nr_devices=1 completion_nsec=200000 irqmode=2 || exit
 busybox ifconfig lo up || exit
 disk=/dev/nullb0 address=127.0.0.1";
-/// On the housekeeping vCPU, until the guest ends.
+/// On the housekeeping vCPU, until the guest ends. Packets are sent on time: a flood leaves cyclictest
+/// without its wake-ups, since all emulated CPUs share one stream of instructions.
 const BEGIN: &str = "
 quietly() { taskset -c 0 \"$@\" > /dev/null 2>&1 < /dev/null & }
-quietly busybox ping -q -A $address
+quietly busybox ping -q -i 0.02 $address
 quietly sh -c \"while busybox dd if=$disk of=/dev/null bs=4k count=512 iflag=direct; do :; done\"
 ";
 /// What the disk has read, and the echo replies that came.
@@ -99,6 +105,9 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         "CPU {cpu} shares its policy; use the topology 4+3+1"
     );
     File::create(DISK)?.set_len(DISK_BYTES)?;
+    for module in VHOST {
+        insmod(module, "")?;
+    }
     trace::off()?;
     let before = inventory::everything()?;
     let guest = IoGuest {
@@ -120,9 +129,11 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let measured = [&by_run, &by_tool, &by_hand].map(|row| row["measured"] == true);
     let longest = [&by_run, &by_tool].map(|row| row["latency"]["max_us"].as_u64().unwrap_or(0));
     let near = longest[1] <= (longest[0] * 11 / 10).max(longest[0] + TICK_US);
+    let vhost = [&by_tool, &by_hand].map(|row| row["vhost_threads"].as_u64() >= Some(1));
     let alone = [&by_run, &by_tool].map(|row| row["alone"] == true);
     Ok(LabVerdict::with_figures(figures)
         .check_eq("each is measured", &measured, [true; 3])
+        .check_eq("packets go by vhost", &vhost, [true; 2])
         .check_eq("the vCPU is alone there", &alone, [true; 2])
         .check("QEMU's longest latency is near run's", near, longest)
         .check("by hand it is another", !deviations.is_empty(), &deviations)
@@ -166,6 +177,9 @@ impl IoGuest<'_> {
         })?;
         plan.load_driver(&mut vm)?;
         set_governor(&mut vm, 1, "schedutil")?;
+        if of_qemu {
+            answer_the_guest()?;
+        }
         let load = if of_qemu { LOAD_OF_QEMU } else { LOAD_OF_RUN };
         let row = self.measure(&mut vm, load)?;
         vm.quit()?;
@@ -194,6 +208,7 @@ impl IoGuest<'_> {
             }
         }
         set_fifo_priority_of(vm.vcpu_tid(1)?, 1)?;
+        answer_the_guest()?;
         let row = self.measure(&mut vm, LOAD_OF_QEMU)?;
         vm.quit()?;
         sysfs::write(&governor, "schedutil")?;
@@ -227,6 +242,8 @@ impl IoGuest<'_> {
             .collect();
         let Company { strangers, .. } = Company::of("vcpu1", self.cpu, &seen.switches);
         let may = self.that_may_run_there(vm)?;
+        let vhost = threads(vm.pid())?.into_iter();
+        let vhost = vhost.filter(|(_, name)| name.starts_with("vhost-")).count();
         let lost = trace::lost_on(self.cpu)?;
         let measured = latency["samples"].as_u64() >= Some(9_900)
             && loaded.len() == 2
@@ -237,7 +254,7 @@ impl IoGuest<'_> {
             "latency": latency, "energy_uj": energy, "strangers": strangers,
             "vmm_threads_that_may_run_there": may, "uclamp_min": vm.clamp(1)?.0,
             "rt_default": sysfs::text(RT_DEFAULT)?.trim(), "disk_reads_and_echo_replies": loaded,
-            "events_lost": lost, "interrupts_there": self.interrupts_there()?,
+            "events_lost": lost, "vhost_threads": vhost, "interrupts_there": self.interrupts_there()?,
         }))
     }
 
@@ -269,6 +286,16 @@ impl IoGuest<'_> {
         }
         Ok(count)
     }
+}
+
+/// Gives the host's end of the network card the address that the guest pings.
+fn answer_the_guest() -> Result<()> {
+    let mut ifconfig = Command::new("/bin/busybox");
+    let done = ifconfig
+        .args(["ifconfig", "tap0", "10.0.2.2", "up"])
+        .status()?;
+    ensure!(done.success(), "cannot bring up tap0");
+    Ok(())
 }
 
 /// Of the disk's reads, and of echo replies.
