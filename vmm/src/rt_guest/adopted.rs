@@ -9,18 +9,48 @@ use vcpufreq_host::{CpuList, SchedAttr, Tid, affinity_of};
 use super::RtGuest;
 
 impl RtGuest {
-    /// Checks that what is set of a real-time vCPU's thread is what is wanted, or nothing. `others` are
-    /// the pCPUs of the threads that run no vCPU.
+    /// Checks that what is set of a vCPU's thread is what is wanted, or nothing; and that one which isn't
+    /// real-time, and will not be pinned, may not run where those are. `unpinned` are the pCPUs
+    /// of threads without a pin of their own.
     ///
     /// # Errors
     /// The contradiction; or the thread has ended.
-    pub fn check_agrees(&self, vcpu: VcpuId, tid: Tid, others: &CpuList) -> anyhow::Result<()> {
-        let Some(policy) = self.policy(vcpu) else {
-            return Ok(());
-        };
-        check_policy(vcpu, &SchedAttr::of(tid)?, &policy.attr())?;
-        check_pin(vcpu, &affinity_of(tid)?, (&self.cpus(), others))
+    pub fn check_agrees(
+        &self,
+        (vcpu, tid): (VcpuId, Tid),
+        is_pinned: bool,
+        unpinned: &[CpuList; 2],
+    ) -> anyhow::Result<()> {
+        let (now, allowed) = (SchedAttr::of(tid)?, affinity_of(tid)?);
+        match self.policy(vcpu) {
+            Some(policy) => {
+                check_policy(vcpu, &now, &policy.attr())?;
+                check_pin(vcpu, &allowed, (&self.cpus(), unpinned))
+            }
+            None => check_ordinary(vcpu, &now, &allowed, (!is_pinned).then(|| self.cpus())),
+        }
     }
+}
+
+/// `kept` are the pCPUs that it has to keep off by itself.
+fn check_ordinary(
+    vcpu: VcpuId,
+    now: &SchedAttr,
+    allowed: &CpuList,
+    kept: Option<CpuList>,
+) -> anyhow::Result<()> {
+    if let Some(now) = policy_text(now) {
+        bail!(
+            "vCPU {vcpu} is {now} already, and --rt leaves it out; correct --rt, or its domain's <vcpusched>"
+        );
+    }
+    let shared = kept.map(|cpus| allowed.and(&cpus)).unwrap_or_default();
+    if !shared.is_empty() {
+        bail!(
+            "vCPU {vcpu} isn't real-time and may run on CPU {shared}, which is a real-time vCPU's alone; give --pin {vcpu}=PCPUS, or its domain a <vcpupin>"
+        );
+    }
+    Ok(())
 }
 
 fn check_policy(vcpu: VcpuId, now: &SchedAttr, wanted: &SchedAttr) -> anyhow::Result<()> {
@@ -33,13 +63,13 @@ fn check_policy(vcpu: VcpuId, now: &SchedAttr, wanted: &SchedAttr) -> anyhow::Re
     }
 }
 
-/// A thread that has what the others have was not pinned by itself.
+/// A thread that has what unpinned ones have was not pinned by itself.
 fn check_pin(
     vcpu: VcpuId,
     allowed: &CpuList,
-    (cpus, others): (&CpuList, &CpuList),
+    (cpus, unpinned): (&CpuList, &[CpuList; 2]),
 ) -> anyhow::Result<()> {
-    if allowed.len() == 1 && allowed != others && allowed.and(cpus).is_empty() {
+    if !unpinned.contains(allowed) && allowed.and(cpus).is_empty() {
         bail!(
             "vCPU {vcpu} is pinned to CPU {allowed} already, and --pin gives it CPU {cpus}; correct --pin, or its domain's <vcpupin>"
         );
@@ -99,16 +129,45 @@ mod tests {
     fn a_vcpus_own_pin_elsewhere_is_refused() {
         let list = |text: &str| text.parse::<CpuList>().unwrap();
         let check = |allowed, others| {
-            let lists = (&list("3"), &list(others));
-            check_pin(VcpuId(1), &list(allowed), lists).is_ok()
+            let unpinned = [list(others), list("0-2")];
+            check_pin(VcpuId(1), &list(allowed), (&list("3"), &unpinned)).is_ok()
         };
         for (allowed, others, agrees) in [
             ("3", "0-2", true),
             ("0-2", "0-2", true),
+            ("0-2", "0", true),
             ("0", "0", true),
             ("2", "0-2", false),
+            ("1-2", "0-2", false),
         ] {
             assert_eq!(check(allowed, others), agrees, "{allowed} of {others}");
+        }
+    }
+
+    #[test]
+    fn an_ordinary_vcpu_is_ordinary_and_keeps_off() {
+        let list = |text: &str| text.parse::<CpuList>().unwrap();
+        let check = |now: &SchedAttr, allowed, kept: Option<&str>| {
+            check_ordinary(VcpuId(0), now, &list(allowed), kept.map(list))
+        };
+        let normal = SchedAttr::default();
+        check(&normal, "0-2", Some("3")).unwrap();
+        check(&normal, "0-3", None).unwrap();
+        for (now, allowed, named) in [
+            (
+                &normal,
+                "0-3",
+                "on CPU 3, which is a real-time vCPU's alone; give --pin 0=",
+            ),
+            (
+                &FIFO,
+                "0-2",
+                "vCPU 0 is fifo:2 already, and --rt leaves it out",
+            ),
+        ] {
+            let line = check(now, allowed, Some("3")).unwrap_err().to_string();
+            assert!(line.contains(named), "{line}");
+            assert_eq!(line.lines().count(), 1);
         }
     }
 }

@@ -8,8 +8,8 @@ use anyhow::{Context, bail};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::undo::{JournalEntry, KernelHost};
 use vcpufreq_host::{
-    ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostRoot, KernelTree, SavedThread, Tid,
-    affinity_of,
+    ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostCpus, HostRoot, KernelTree,
+    SavedThread, Tid, affinity_of,
 };
 
 use super::{
@@ -190,8 +190,15 @@ impl Starting<'_> {
         if served.rt().is_real_time() {
             let main = i32::try_from(pid).ok().and_then(Tid::new);
             let allowed = affinity_of(main.context("it has no main thread")?)?;
-            for (vcpu, tid) in (0..).map(VcpuId).zip(threads) {
-                let agrees = tid.map(|tid| rt.check_agrees(vcpu, tid, &allowed));
+            // Of a thread that nothing but the partition keeps off.
+            let unpinned = [
+                allowed,
+                HostCpus::read(&served.host).online().without(&rt.cpus()),
+            ];
+            let vcpus = (0..).map(VcpuId).zip(threads).zip(&served.vcpus);
+            for ((vcpu, tid), config) in vcpus {
+                let is_pinned = !config.pin.is_empty();
+                let agrees = tid.map(|tid| rt.check_agrees((vcpu, tid), is_pinned, &unpinned));
                 agrees.transpose()?;
             }
             wait_for_lock(&served.host, self.vmm)?;
