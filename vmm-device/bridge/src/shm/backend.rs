@@ -153,6 +153,14 @@ impl Backend for ShmBackend {
         );
         let embedder = &guest.embedder;
         embedder.explain(&freshness(self.name(), perf_watch.as_ref()));
+        // To wake the worker, PREEMPT_RT runs a thread on the vCPU's pCPU (irq_work/N).
+        let watches = guest.rt_pcpus.is_empty();
+        if in_ram && !watches {
+            embedder.explain(
+                "path ram: the worker reads every ms, also while no vCPU runs: a perf event would \
+                 disturb the real-time vCPU",
+            );
+        }
         let path = ShmPath {
             name: self.name(),
             memory: self.memory.clone(),
@@ -160,7 +168,9 @@ impl Backend for ShmBackend {
             device: device.clone(),
             state: self.own_guest.then(|| guest.state.clone()),
             perf_watch: perf_watch.ok(),
-            run_watch: run_watch.map(|watch| (watch, worker.epoll().clone())),
+            run_watch: run_watch
+                .filter(|_| watches)
+                .map(|watch| (watch, worker.epoll().clone())),
             worker: Mutex::new(Some(worker)),
             embedder: embedder.clone(),
         };
@@ -177,7 +187,7 @@ struct ShmPath {
     /// What KVM has of it, if the guest is this process'.
     state: Option<Arc<OffloadState>>,
     perf_watch: Option<PerfWatch>,
-    /// Where no doorbell rings, and what wakes the worker.
+    /// Where no doorbell rings and no vCPU is real-time; and what wakes the worker.
     run_watch: Option<(Arc<RunWatch>, Arc<Epoll>)>,
     worker: Mutex<Option<Worker>>,
     embedder: Arc<dyn Embedder>,
