@@ -81,7 +81,7 @@ const BOOTS: &[Boot] = &[
         "2+2",
         &["demo", "memory", "fallbacks", "fallbacks:start"],
     ),
-    boot(Long, 105, "2+2", &["tune"]),
+    boot(Long, 140, "2+2", &["tune", "limits"]),
     boot(Long, 75, "2+2", &["policy"]),
     // Each of its 1,000 changes is four programs that the emulated host verifies.
     boot(Long, 300, "2+2", &["bpf-policy"]),
@@ -495,7 +495,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 80, "2+2", &["tune"])
+        ..boot(Long, 110, "2+2", &["tune", "limits"])
     },
     // A guest with the kernel's own driver, and no device.
     Boot {

@@ -27,6 +27,8 @@ pub mod hotplug;
 #[cfg(feature = "scenarios")]
 pub mod kill;
 #[cfg(feature = "scenarios")]
+pub mod limits;
+#[cfg(feature = "scenarios")]
 pub mod many_vcpus;
 #[cfg(feature = "scenarios")]
 pub mod memory;
