@@ -225,14 +225,19 @@ impl ShmRequests {
     pub fn look<A: Actuator, S: Source, E: Events>(&self, device: &Device<A, S, E>) {
         let _alone = self.answering();
         let left = self.left();
+        self.describe_again(device);
+        for request in left {
+            self.carry_out(request, device);
+        }
+    }
+
+    /// Makes the memory tell of this host, also if it came from another one.
+    fn describe_again<A: Actuator, S: Source, E: Events>(&self, device: &Device<A, S, E>) {
         if self.memory.tell_again() && !self.told.swap(true, SeqCst) {
             self.embedder.warn(ANOTHER_HOSTS);
         }
         for vcpu in (0..self.memory.vcpus()).map(VcpuId) {
             device.show_given(vcpu);
-        }
-        for request in left {
-            self.carry_out(request, device);
         }
     }
 
@@ -285,6 +290,8 @@ impl<A: Actuator, S: Source, E: Events> RequestQueue<Device<A, S, E>> for ShmReq
     fn drain_one(&self, index: usize, device: &Device<A, S, E>) {
         if index == self.bells.len() && self.all.bell.read().is_ok() {
             let _alone = self.answering();
+            // A guest that goes on may have come with its memory.
+            self.describe_again(device);
             return self.carry_out_all(device);
         }
         let vcpu = u16::try_from(index).map(VcpuId);
@@ -493,6 +500,21 @@ mod tests {
         let blank = SharedMemory::new(1).unwrap();
         assert_eq!([look(None), look(Some(&blank)), look(None)], [0; 3]);
         assert_eq!([look(Some(&other)), look(None), look(Some(&other))], [1; 3]);
+    }
+
+    #[test]
+    fn a_guest_that_goes_on_reads_this_hosts_facts_at_once() {
+        let (requests, device) = served_in_ram();
+        let facts = || {
+            let page = requests.memory.words();
+            [2, 4, 5].map(|word: usize| page[word].load(Relaxed))
+        };
+        let ours = facts();
+        let words = requests.memory.words().iter();
+        words.for_each(|word| word.store(700, Relaxed));
+        requests.all.carry_out();
+        requests.drain_one(0, &device);
+        assert_eq!(facts(), ours);
     }
 
     /// A guest's own RAM, with pages at its end.
