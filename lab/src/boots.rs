@@ -481,6 +481,12 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         vmm: GuestVmm::Qemu,
+        path: Some("ram"),
+        sampled: &["caps"],
+        ..boot(Long, 400, "2+2", &["qemu-deaths"]).with(&[Qemu])
+    },
+    Boot {
+        vmm: GuestVmm::Qemu,
         ..boot(
             Long,
             300,

@@ -197,12 +197,29 @@ fn loaded(plan: &Plan, setup: &Setup, policies: &[Policy], round: u32) -> Result
     Ok(verdict)
 }
 
+/// A guest whose first server waits for its QEMU at a socket, or starts it where registers are in RAM;
+/// and the options of the next servers.
+fn first_server(plan: &Plan, setup: &Setup) -> Result<(Vm, Option<ServeProcess>, Setup)> {
+    if plan.path.is_none() {
+        let server = ServeProcess::start(setup)?;
+        let mut vm = Vm::spawn(&mut qemu_at(SOCKET, setup))?;
+        vm.expect("@ready", BOOT)?;
+        plan.load_driver(&mut vm)?;
+        return Ok((vm, Some(server), setup.clone()));
+    }
+    let vm = plan.guest(setup)?;
+    let free = Setup {
+        vmm: Vmm::Qemu,
+        silent: true,
+        ..Setup::mirroring(&first_cpus(&Policy::all()?))
+    };
+    let next = free.with(&["--pid", &vm.pid().to_string()]);
+    Ok((vm, None, next))
+}
+
 /// One guest, and servers of which each but the last is killed.
 fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<LabVerdict> {
-    let mut server = ServeProcess::start(setup)?;
-    let mut vm = Vm::spawn(&mut qemu_at(SOCKET, setup))?;
-    vm.expect("@ready", BOOT)?;
-    plan.load_driver(&mut vm)?;
+    let (mut vm, mut server, next) = first_server(plan, setup)?;
     make_requests(&mut vm, policies)?;
     let mut wrong = Vec::new();
     // QEMU starts where this process is, which may be the first vCPU's pCPU.
@@ -217,17 +234,24 @@ fn taken_over(plan: &Plan, setup: &Setup, policies: &[Policy]) -> Result<LabVerd
             break;
         }
         sleep(drawn(EARLY + LOADED + round, LOADED_MOMENTS));
-        drop(server);
+        match server.take() {
+            Some(server) => drop(server),
+            None => vm.kill_prefix()?,
+        }
         let free = soon(|| Ok(all_free(&clamps(&vm, policies)?)))?;
         let left = left_of_server()?;
         let goes_on = goes_on(&mut vm)?;
         if !free || !goes_on || !left.is_empty() {
             wrong.push(json!({ "round": round, "free": free, "goes_on": goes_on, "left": left }));
         }
-        server = ServeProcess::start(setup)?;
+        server = Some(ServeProcess::start(&next)?);
     }
-    let said = vm.quit()?;
-    let server_said = server.stop()?;
+    let said = match plan.path {
+        None => vm.quit()?,
+        // Its first server is dead.
+        Some(_) => vm.kill().map(|()| String::new())?,
+    };
+    let server_said = server.map(ServeProcess::stop).transpose()?;
     let left = left_soon()?;
     let figures = json!({
         "servers_killed": TAKEN_OVER, "wrong": wrong,
