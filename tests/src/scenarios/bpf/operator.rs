@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A policy decides about each request while it is in force, and the built-in rule before and after.
-//! The examples do what they say. In 1,000 changes beside a vCPU that requests, each request is counted
+//! The examples do what they say. A deferred clamp is the VMM's thread's. In 1,000 changes beside a vCPU that requests, each request is counted
 //! and in force, and none exits. What is no policy, loops, reads out of range or answers nonsense is
 //! refused in one line, and the policy before it stays; what is outside of the VM's limits is bounded.
 
@@ -58,6 +58,7 @@ fn decided() -> Result<LabVerdict> {
     let examples = examples(&mut vcpu, &mut operator)?;
     let refused = refused(&vcpu, &mut operator)?;
     let bounded = bounded(&mut vcpu, &mut operator)?;
+    let deferred = deferred(&mut vcpu, &mut operator, &module)?;
     let changes = changes(&mut vcpu, &mut operator)?;
     drop(operator);
     let khz = vcpu.policy.min();
@@ -66,6 +67,7 @@ fn decided() -> Result<LabVerdict> {
         .part("examples", examples)
         .part("refused", refused)
         .part("bounded", bounded)
+        .part("deferred", deferred)
         .part("changes", changes)
         .check_eq(
             "the built-in rule is back",
@@ -147,6 +149,27 @@ fn bounded(vcpu: &mut TinyVcpu, operator: &mut OperatorVm) -> Result<LabVerdict>
         .check_eq("what is outside is counted", &bounded, asked)
         .check_eq("each is answered", &silent, 0)
         .check("it was asked", asked > 0, asked))
+}
+
+/// The guest goes on with the clamp of before, until the VMM's thread sets the new one.
+fn deferred(
+    vcpu: &mut TinyVcpu,
+    operator: &mut OperatorVm,
+    module: &HostModule,
+) -> Result<LabVerdict> {
+    let (low, high) = (vcpu.policy.min(), vcpu.policy.max());
+    operator.load(&object("margin")?, "margin")?;
+    let before = clamp_of(vcpu, low)?;
+    operator.load(&object("policy_defer")?, "defer")?;
+    let behind = clamp_of(vcpu, high)?;
+    let apply = |domain, clamp| module.apply(domain, clamp);
+    let outcome = vcpu.host.apply_pending(0, apply);
+    let later = own_clamps()?;
+    let most = vcpu.policy.util(high);
+    Ok(LabVerdict::default()
+        .check_eq("it goes on with the one before", &behind, before)
+        .check_eq("then the new one is in force", &later, (most, 1024))
+        .figure("outcome", format!("{outcome:?}")))
 }
 
 fn change(operator: &mut OperatorVm, policies: &[Vec<u8>; 2]) -> Result<()> {
