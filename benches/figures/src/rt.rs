@@ -46,6 +46,37 @@ pub fn periodic_loop(inputs: &[Value]) -> Option<String> {
     Some(table)
 }
 
+/// A guest with disk and network, by each way to start it.
+pub fn io(inputs: &[Value]) -> Option<String> {
+    let result = result(inputs.first()?, "", "rt-io")?;
+    let ways = ["by_run", "by_tool", "by_hand"].map(|way| &result[way]);
+    let mut table = head(&[
+        "on a FIFO vCPU beside I/O (emulated)",
+        "`run`",
+        "`qemu --rt`",
+        "QEMU by hand",
+    ]);
+    let mut add = |name: &str, of: &dyn Fn(&Value) -> Option<String>| {
+        let cells = ways.map(|way| of(way).unwrap_or_else(|| "-".to_owned()));
+        table += &row(std::iter::once(name.to_owned()).chain(cells));
+    };
+    for (name, key) in [("longest latency [µs]", "max_us"), ("mean [µs]", "avg_us")] {
+        add(name, &|way| Some(way["latency"][key].as_u64()?.to_string()));
+    }
+    add("energy of its pCPU [J]", &|way| {
+        Some(format!("{:.2}", way["energy_uj"].as_f64()? / 1e6))
+    });
+    add("other threads that ran there, or may", &|way| {
+        let lists = ["strangers", "vmm_threads_that_may_run_there"];
+        let lens = lists.map(|list| way[list].as_array().map(Vec::len));
+        Some((lens[0]? + lens[1]?).to_string())
+    });
+    add("interrupts that go there", &|way| {
+        Some(way["interrupts_there"].as_u64()?.to_string())
+    });
+    Some(table)
+}
+
 #[cfg(test)]
 mod tests {
     //! Each row has its scenario's figures; what isn't there gives no table.
@@ -82,7 +113,19 @@ mod tests {
             "{table}"
         );
         assert!(table.contains("| guest, none |"), "{table}");
-        for make in [latency, periodic_loop] {
+        let way = json!({ "latency": of(900), "energy_uj": 1_200_000, "strangers": ["a"],
+            "vmm_threads_that_may_run_there": ["b"], "interrupts_there": 3 });
+        let table = io(&input(
+            &json!({ "scenario": "rt-io", "by_run": way, "by_hand": way }),
+        ));
+        let table = table.unwrap();
+        assert!(
+            table.contains("| longest latency [µs] | 900 | - | 900 |"),
+            "{table}"
+        );
+        assert!(table.contains(" or may | 2 | - | 2 |"), "{table}");
+        assert_eq!(table.lines().count(), 7);
+        for make in [latency, periodic_loop, io] {
             assert_eq!(make(&[json!({})]), None);
         }
     }
