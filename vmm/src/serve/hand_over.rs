@@ -3,7 +3,13 @@
 //! and loses one for which it has no open file; with `reconnect=` it never reads. A vCPU stores its
 //! requests in its page without a doorbell, too: then the server rings in its place.
 
-use std::{collections::BTreeSet, fs, os::fd::AsFd as _, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{self, ErrorKind},
+    os::fd::AsFd as _,
+    time::Duration,
+};
 
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::{CpuList, HostRoot};
@@ -56,8 +62,9 @@ impl HandOver {
         }
     }
 
-    /// Looks what `vmm` has of `shared`, until that is known; once a line about what it lacks. A VMM
-    /// whose files can't be listed has all, as far as the server knows.
+    /// Looks what `vmm` has of `shared`, until that is known; once a line about what it lacks, or that
+    /// it can't be checked. Then the server rings for none: those with a doorbell would count each
+    /// request twice.
     pub fn look(
         &mut self,
         host: &HostRoot,
@@ -83,15 +90,26 @@ impl HandOver {
             }
             HandOverState::Read => {
                 self.state = HandOverState::Checked;
-                let held = HeldFiles::of(host, pid, shared)?;
-                let given: Vec<_> = bells_of(shared).collect();
-                let silent = held.silent(&given);
-                self.silent = silent.iter().map(|vcpu| (*vcpu, 0)).collect();
-                held.lacks(&silent, given.len())
-                    .map(|lacks| format!("process {pid} {lacks}"))
+                match HeldFiles::of(host, pid, shared) {
+                    Ok(held) => self.check(&held, shared),
+                    Err(_) if vmm.check().is_err() => None,
+                    Err(error) => Some(format!(
+                        "can't be checked for its memory and doorbells ({error}); start serve \
+                         with CAP_SYS_PTRACE: without a doorbell requests are up to 500 ms late"
+                    )),
+                }
+                .map(|line| format!("process {pid} {line}"))
             }
             HandOverState::Checked => None,
         }
+    }
+
+    /// What of `shared` isn't `held`. From now on the server rings for vCPUs without a doorbell.
+    fn check(&mut self, held: &HeldFiles, shared: &SharedWithVmm) -> Option<String> {
+        let given: Vec<_> = bells_of(shared).collect();
+        let silent = held.silent(&given);
+        self.silent = silent.iter().map(|vcpu| (*vcpu, 0)).collect();
+        held.lacks(&silent, given.len())
     }
 
     /// Whether there is a vCPU without a doorbell.
@@ -113,10 +131,14 @@ impl HandOver {
 }
 
 impl HeldFiles {
-    /// Those of process `pid`; none if it doesn't let this one look, or has ended.
-    fn of(host: &HostRoot, pid: u32, shared: &SharedWithVmm) -> Option<Self> {
-        let open = fs::read_dir(host.path(format!("proc/{pid}/fd"))).ok()?;
-        let (_, inode) = memory_of(shared).ok()?;
+    /// Those of process `pid`.
+    ///
+    /// # Errors
+    /// When it doesn't let this one look, or has ended. With CAP_DAC_OVERRIDE alone the files are
+    /// listed, and what they are isn't shown.
+    fn of(host: &HostRoot, pid: u32, shared: &SharedWithVmm) -> io::Result<Self> {
+        let open = fs::read_dir(host.path(format!("proc/{pid}/fd")))?;
+        let (_, inode) = memory_of(shared)?;
         let (mut memory, mut eventfds, mut count) = (false, BTreeSet::new(), 0);
         for file in open.flatten() {
             count += 1;
@@ -124,19 +146,23 @@ impl HeldFiles {
                 continue;
             };
             let info = || fdinfo(pid, number);
-            // One that was closed meanwhile has none.
-            let name = fs::read_link(file.path()).unwrap_or_default();
+            let name = match fs::read_link(file.path()) {
+                // It was closed meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                name => name?,
+            };
             match name.to_str() {
                 Some("anon_inode:[eventfd]") => eventfds.extend(eventfd_id(&info())),
                 Some(name) => memory |= is_memory(name, info, inode),
                 None => {}
             }
         }
-        let limits = host.text(format!("proc/{pid}/limits"))?;
-        Some(Self {
+        let limits = fs::read_to_string(host.path(format!("proc/{pid}/limits")))?;
+        let most = open_files_of(&limits).unwrap_or(u64::MAX);
+        Ok(Self {
             memory,
             eventfds,
-            room: open_files_of(&limits)?.saturating_sub(count),
+            room: most.saturating_sub(count),
         })
     }
 
@@ -184,8 +210,13 @@ fn open_files_of(limits: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     //! What a VMM lacks is a line with its cure, and the server rings for a vCPU without a doorbell
-    //! when that has another request.
+    //! when that has another request. A VMM that can't be checked is a line, too.
+    use std::os::unix::net::UnixStream;
+
+    use vcpufreq_host::fakes::FakeHost;
+
     use super::*;
+    use crate::serve::Connection;
 
     fn held(memory: bool, eventfds: &[u64], room: u64) -> HeldFiles {
         HeldFiles {
@@ -220,6 +251,29 @@ mod tests {
             ),
         ] {
             assert_eq!(lacks(&held).as_deref(), Some(line));
+        }
+    }
+
+    #[test]
+    fn a_vmm_that_cannot_be_checked_is_one_line() {
+        let (own, _other) = UnixStream::pair().unwrap();
+        let pid = std::process::id();
+        let vmm = ServedVmm::child(Connection::resumed(own), pid).unwrap();
+        let shared = SharedWithVmm::new(2).unwrap();
+        // Its folder can't be read, or what is in it.
+        for file in ["fd", "fd/3"] {
+            let host = FakeHost::empty();
+            host.write(&format!("proc/{pid}/limits"), "");
+            host.write(&format!("proc/{pid}/{file}"), "");
+            let mut hand_over = HandOver::new(&shared);
+            hand_over.state = HandOverState::Read;
+            let mut look = || hand_over.look(&host.root(), &vmm, &shared);
+            let line = look().unwrap();
+            let begin = format!("process {pid} can't be checked for its memory and doorbells (");
+            assert!(line.starts_with(&begin), "{line}");
+            assert!(line.contains("start serve with CAP_SYS_PTRACE"), "{line}");
+            assert_eq!(look(), None);
+            assert!(!hand_over.has_silent());
         }
     }
 
