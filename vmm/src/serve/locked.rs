@@ -46,7 +46,34 @@ pub fn wait_for_lock(host: &HostRoot, vmm: &ServedVmm) -> anyhow::Result<()> {
              mem-lock=on, or its domain <memoryBacking><locked/></memoryBacking>"
         );
     }
+    // Without it, VmLck has to do.
+    let smaps = host.text(format!("proc/{}/smaps", vmm.pid()));
+    if is_on_fault(&smaps.unwrap_or_default()) {
+        bail!(
+            "its memory is locked on fault, so the first access to each page of a real-time guest is \
+             late; give QEMU -overcommit mem-lock=on instead of mem-lock=on-fault"
+        );
+    }
     Ok(())
+}
+
+/// Whether pages are locked only once they are there (`MCL_ONFAULT`), by `VmFlags` of the largest
+/// locked mapping in proc_pid_smaps(5): the guest's RAM, unless that is of huge pages, which no lock
+/// holds.
+fn is_on_fault(smaps: &str) -> bool {
+    let (mut size, mut largest) = (0, (0, false));
+    for line in smaps.lines() {
+        if let Some(kib) = line.strip_prefix("Size:") {
+            let kib = kib.trim_end_matches("kB").trim();
+            size = kib.parse::<u64>().unwrap_or(0);
+        }
+        let flags = line.strip_prefix("VmFlags:").unwrap_or_default();
+        let has = |flag| flags.split_whitespace().any(|one| one == flag);
+        if has("lo") && size > largest.0 {
+            largest = (size, has("lf"));
+        }
+    }
+    largest.1
 }
 
 /// Whether all is locked that is there, by proc_pid_status(5): mlockall counts whole mappings. A device
@@ -62,7 +89,7 @@ fn is_locked(status: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Memory is locked only if all of it is. A signal ends the wait for that.
+    //! Memory is locked only if all of it is, before it is touched. A signal ends the wait for that.
     use std::os::unix::net::UnixStream;
 
     use nix::sys::signal::{Signal, raise};
@@ -82,6 +109,44 @@ mod tests {
         });
         let line = told.join().unwrap().unwrap_err().to_string();
         assert_eq!(line, "this program is told to end");
+    }
+
+    /// Sizes in KiB and `VmFlags` of a VMM's mappings, as far as they matter, and whether it is
+    /// refused: a hole; the guest's RAM, which can be of huge pages; a library's buffer.
+    const MAPPINGS: [(&[(u32, &str)], bool); 6] = [
+        (&[(65536, "mr mw me nr"), (4096, "rd wr mr lo ac")], false),
+        (
+            &[(65536, "mr mw"), (4096, "rd wr lo lf"), (8, "rd lo")],
+            true,
+        ),
+        (&[(4096, "rd wr mr mw lo sd"), (64, "rd wr lo lf")], false),
+        (&[(4096, "rd wr sh de ht"), (64, "rd wr lo lf")], true),
+        (&[(4096, "rd wr sh de ht"), (64, "rd wr lo")], false),
+        (&[], false),
+    ];
+
+    #[test]
+    fn memory_that_is_locked_on_fault_is_refused() {
+        let pid = std::process::id();
+        for (mappings, refused) in MAPPINGS {
+            let host = FakeHost::empty();
+            let of = |(kib, flags): &(u32, &str)| {
+                format!(
+                    "7f00-7f10 rw-p 00000000 00:00 0\nSize:  {kib:>8} kB\nLocked:  {kib} kB\n\
+                     VmFlags: {flags} \n"
+                )
+            };
+            let smaps: String = mappings.iter().map(of).collect();
+            host.write(&format!("proc/{pid}/smaps"), smaps);
+            let status = "VmLck:\t 900 kB\nVmRSS:\t 700 kB\n";
+            host.write(&format!("proc/{pid}/status"), status);
+            let (own, _other) = UnixStream::pair().unwrap();
+            let vmm = ServedVmm::child(Connection::resumed(own), pid).unwrap();
+            let line = wait_for_lock(&host.root(), &vmm).map_err(|why| why.to_string());
+            assert_eq!(line.is_err(), refused, "{mappings:?}: {line:?}");
+            let cure = "give QEMU -overcommit mem-lock=on instead";
+            assert!(line.err().is_none_or(|line| line.contains(cure)));
+        }
     }
 
     #[test]
