@@ -151,6 +151,32 @@ fn a_cap_has_its_cpus_and_what_makes_it() {
     assert!(found.what.ends_with("by scaling_max_freq"), "{found:?}");
 }
 
+/// Doctor itself asks for boost to be off: it is told, and nothing is to change.
+#[test]
+fn boost_that_is_off_is_told_as_a_cap() {
+    let host = good_host();
+    let told = || {
+        let all = findings(&facts(&host)).into_iter();
+        let caps = all.filter(|found| found.subject == "frequency cap");
+        let caps = caps.map(|found| (found.cpus.to_string(), found.what, found.level));
+        caps.collect::<Vec<_>>()
+    };
+    assert_eq!(told(), []);
+    host.boost(2, "3000000", false);
+    capped(&host, 2, "2 3", 2_800_000);
+    let what = "at most 2800000 of 3000000 kHz, as boost is off";
+    assert_eq!(told(), [("2-3".into(), what.into(), Level::Good)]);
+    assert_eq!(exit_code(&findings(&facts(&host))), 0);
+    capped(&host, 2, "2 3", 1_700_000);
+    let what = "at most 1700000 of 2800000 kHz, by scaling_max_freq";
+    assert_eq!(told(), [("2-3".into(), what.into(), Level::Limit)]);
+    let max = "sys/devices/system/cpu/cpufreq/policy2/cpuinfo_max_freq";
+    host.write(max, "3000000");
+    host.boost(2, "3000000", true);
+    capped(&host, 2, "2 3", 3_000_000);
+    assert_eq!(told(), []);
+}
+
 /// As a hot GB10, with a policy and a cooling device for each of 20 CPUs.
 #[test]
 fn caps_that_only_the_devices_number_tells_apart_are_one_finding() {

@@ -394,13 +394,29 @@ const HEADROOM: Trap = Trap {
     ..TRAP
 };
 
+/// Of each policy that nothing but boost that is off keeps below its highest frequency.
+fn boost_off(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
+    let is_capped = |policy: &CpufreqPolicy| {
+        let mut caps = facts.caps.iter();
+        caps.any(|cap| !cap.cpus.and(&policy.cpus).is_empty())
+    };
+    let policies = facts.cpus.policies.iter();
+    let policies = policies.filter(move |policy| !is_capped(policy));
+    policies.filter_map(|policy| {
+        let (max, top) = (policy.max_khz?, policy.top_khz()?);
+        let what = format!("at most {max} of {top} kHz, as boost is off");
+        let finding = DoctorFinding::good(CAP.name, what, CAP.effect);
+        (max < top).then(|| finding.of(policy.cpus.and(&facts.cpus.online())))
+    })
+}
+
 /// Findings that only a host with the trap has; other functions of the doctor have the rest.
 pub(super) fn findings(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
     let traps = [
         AUTONOMOUS, HINT, BOOST, CGROUP_V1, SLICE, LOCKDOWN, PROTECTED, GIC,
     ];
     let found = traps.into_iter().filter_map(|trap| trap.look(facts));
-    caps(facts).chain(found)
+    caps(facts).chain(boost_off(facts)).chain(found)
 }
 
 /// Whether the driver has no governors of cpufreq's.
