@@ -48,6 +48,7 @@ fn vm() -> Stats {
             cpus: "0,2-3".to_owned(),
             opps: opps(2, 1),
             capped_khz: None,
+            boost_off_khz: None,
         }],
     }
 }
@@ -89,6 +90,7 @@ pub(in crate::stats) fn largest() -> Stats {
         cpus: "65535".to_owned(),
         opps: opps(32, u64::MAX),
         capped_khz: Some(u32::MAX),
+        boost_off_khz: Some(u32::MAX),
     });
     Stats {
         vcpus: vcpus.collect(),

@@ -39,6 +39,7 @@ fn vm(pid: u32) -> Stats {
                 us: 10_000,
             }],
             capped_khz: Some(1_400_000),
+            boost_off_khz: None,
         }],
         governors_lost: 2,
         governors_off: 1,

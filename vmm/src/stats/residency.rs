@@ -3,14 +3,14 @@
 //!
 //! ```text
 //! cpufreq/policy*/stats/time_in_state, less its state at the start ─▶ TimeInState ─▶ PolicyTimes
-//! cpufreq/policy*/scaling_max_freq, below cpuinfo_max_freq ──────────────┘
+//! cpufreq/policy*/scaling_max_freq, below cpuinfo_max_freq or boost ──────┘
 //! ```
 //! The kernel counts in units of 10 ms. The files are opened at the start: a confined thread reads
 //! them without opening any.
 
 use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt as _};
 
-use vcpufreq_host::{CpuList, HostRoot, policies};
+use vcpufreq_host::{CpuList, CpufreqPolicy, HostCpus, HostRoot};
 
 use super::snapshot::{OppTime, PolicyTimes, Stats, VcpuStats};
 
@@ -31,10 +31,13 @@ struct PolicyFile {
     times: Option<(File, Vec<OppTime>)>,
     /// `scaling_max_freq` and `cpuinfo_max_freq`.
     maxima: Option<[File; 2]>,
+    /// The highest frequency, that of boost even while boost is off.
+    top_khz: Option<u32>,
 }
 
 impl PolicyFile {
-    fn open(host: &HostRoot, number: u32, cpus: CpuList) -> Self {
+    fn open(host: &HostRoot, policy: CpufreqPolicy) -> Self {
+        let number = policy.id;
         let open = |name: &str| {
             let path = format!("sys/devices/system/cpu/cpufreq/policy{number}/{name}");
             File::open(host.path(path)).ok()
@@ -46,7 +49,8 @@ impl PolicyFile {
         let maxima = open("scaling_max_freq").zip(open("cpuinfo_max_freq"));
         Self {
             number,
-            cpus,
+            top_khz: policy.top_khz(),
+            cpus: policy.cpus,
             times,
             maxima: maxima.map(Into::into),
         }
@@ -63,11 +67,14 @@ impl PolicyFile {
             None => [None, None],
         };
         let capped_khz = cap.filter(|cap| own.is_some_and(|own| *cap < own));
-        (self.times.is_some() || capped_khz.is_some()).then(|| PolicyTimes {
+        let no_boost = cap.filter(|cap| self.top_khz.is_some_and(|top| *cap < top));
+        let boost_off_khz = no_boost.filter(|_| capped_khz.is_none());
+        (self.times.is_some() || no_boost.or(capped_khz).is_some()).then(|| PolicyTimes {
             policy: self.number,
             cpus: self.cpus.to_string(),
             opps,
             capped_khz,
+            boost_off_khz,
         })
     }
 }
@@ -77,10 +84,13 @@ impl TimeInState {
     pub fn start<'a>(host: &HostRoot, pins: impl Iterator<Item = &'a [u32]>) -> Self {
         let pins: Vec<_> = pins.collect();
         let on = |cpu| pins.iter().any(|pin| pin.is_empty() || pin.contains(&cpu));
-        let policies = policies(host).into_iter();
-        let policies = policies.filter(|(_, cpus)| cpus.iter().any(on));
-        let open = policies.map(|(number, cpus)| PolicyFile::open(host, number, cpus));
-        Self(open.collect())
+        let policies = HostCpus::read(host).policies.into_iter();
+        let policies = policies.filter(|policy| policy.cpus.iter().any(on));
+        Self(
+            policies
+                .map(|policy| PolicyFile::open(host, policy))
+                .collect(),
+        )
     }
 
     /// Until now. Without a policy whose pCPUs are all offline.
@@ -149,11 +159,11 @@ pub(super) fn lines(before: Option<&Stats>, now: &Stats) -> Vec<String> {
 /// A line for each policy that is capped.
 fn caps(now: &Stats) -> impl Iterator<Item = String> {
     now.policies.iter().filter_map(|policy| {
-        let khz = policy.capped_khz?;
-        let cpus = &policy.cpus;
+        let (cpus, off) = (&policy.cpus, policy.boost_off_khz);
+        let why = off.map_or("", |_| ", as boost is off");
+        let khz = mhz(policy.capped_khz.or(off)?);
         Some(format!(
-            "pCPU {cpus} is capped at {} MHz; see vcpufreq doctor",
-            mhz(khz)
+            "pCPU {cpus} is capped at {khz} MHz{why}; see vcpufreq doctor"
         ))
     })
 }
@@ -194,6 +204,8 @@ mod tests {
     //! kernel that counts none has none; lines have parts of the time between two moments.
 
     use std::fs;
+
+    use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
 
@@ -270,6 +282,39 @@ mod tests {
     }
 
     #[test]
+    fn boost_that_is_off_is_a_cap() {
+        let host = FakeHost::two_plus_two();
+        host.boost(2, "3000000", false);
+        let file = |name: &str, khz: &str| {
+            host.write(
+                &format!("sys/devices/system/cpu/cpufreq/policy2/{name}"),
+                khz,
+            );
+        };
+        file("scaling_max_freq", "2800000\n");
+        let times = TimeInState::start(&host.root(), [&[][..]].into_iter());
+        let lines = || {
+            let policies = times.now();
+            let metrics = policies.iter().any(|policy| policy.capped_khz.is_some());
+            let stats = Stats {
+                policies,
+                ..Stats::default()
+            };
+            (lines(None, &stats), metrics)
+        };
+        let line = "pCPU 2-3 is capped at 2800.0 MHz, as boost is off; see vcpufreq doctor";
+        // What was switched off on purpose alerts nobody.
+        assert_eq!(lines(), (vec![line.to_owned()], false));
+        file("scaling_max_freq", "1400000\n");
+        let line = "pCPU 2-3 is capped at 1400.0 MHz; see vcpufreq doctor";
+        assert_eq!(lines(), (vec![line.to_owned()], true));
+        for name in ["scaling_max_freq", "cpuinfo_max_freq"] {
+            file(name, "3000000\n");
+        }
+        assert_eq!(lines(), (Vec::new(), false));
+    }
+
+    #[test]
     fn lines_have_parts_of_the_time_between_two_moments() {
         let at = |none, low, ran| Stats {
             pid: 1,
@@ -285,6 +330,7 @@ mod tests {
                 cpus: "0-1".to_owned(),
                 opps: vec![of(600_000, ran)],
                 capped_khz: None,
+                boost_off_khz: None,
             }],
             ..Stats::default()
         };
