@@ -9,7 +9,7 @@ LAB = lab/start
 demo: ## the whole loop on an emulated Arm host, as a table
 	@$(LAB) demo
 
-demo-qemu: ## the same with guests of Debian's own QEMU
+demo-qemu: ## the same with a stock guest of Debian's own QEMU: Linux' own driver, registers in its RAM
 	@$(LAB) demo --vmm qemu
 
 demo-x86: ## the same on an emulated x86-64 host, with guests of Debian's own QEMU

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::arch::Arch;
 use crate::artifacts::Artifacts;
+use crate::boot::Driver;
 use crate::out;
 use crate::qemu::GuestVmm;
 use crate::run::Options;
@@ -21,9 +22,17 @@ pub fn run(
     (arch, vmm): (Arch, GuestVmm),
     started: Instant,
 ) -> Result<bool> {
+    // A stock guest: Linux' own driver, and no device.
+    let is_stock = (arch, vmm) == (Arch::Arm64, GuestVmm::Qemu);
+    let (driver, path) = match is_stock {
+        true => (Driver::Mainline, Some("ram".to_owned())),
+        false => (Driver::Ours, None),
+    };
     let options = Options {
         about_s: Some(40),
         arch,
+        driver,
+        path,
         topology: arch.topology().to_owned(),
         vmm,
         ..Options::of(&["demo"])
