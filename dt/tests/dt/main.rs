@@ -4,6 +4,7 @@
 
 #[cfg(test)]
 mod blob;
+mod boards;
 #[cfg(test)]
 mod capacity;
 #[cfg(test)]

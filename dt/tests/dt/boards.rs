@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+//! Promise: the trees of real boards, as Debian's kernels bring them, merge, and keep all that isn't
+//! the machine's.
+//!
+//! They are in the lab's toolchain root (VCPUFREQ_LAB_ROOT).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use vcpufreq_dt::{Seeds, merge};
+
+use crate::ordered::OrderedNode;
+use crate::samples::{cpus, machine};
+use crate::shapes::stays;
+
+/// One in so many: of a family's boards most differ in what no CPU has.
+const ONE_IN: usize = 6;
+
+/// All trees below a folder.
+fn trees(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut found = Vec::new();
+    for path in entries.map(|entry| entry.path()) {
+        if path.is_dir() {
+            found.extend(trees(&path));
+        } else if path.extension().is_some_and(|end| end == "dtb") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn boards() -> Option<Vec<PathBuf>> {
+    let root = std::env::var_os("VCPUFREQ_LAB_ROOT")?;
+    let folders = fs::read_dir(Path::new(&root).join("usr/lib")).ok()?;
+    let folders = folders.flatten().map(|entry| entry.path());
+    let of_kernel = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        path.is_dir() && name.is_some_and(|name| name.starts_with("linux-image-"))
+    };
+    let trees = trees(&folders.filter(of_kernel).max()?);
+    (!trees.is_empty()).then_some(trees)
+}
+
+fn cpu_nodes(base: &OrderedNode) -> Vec<&OrderedNode> {
+    let cpus = base.children.iter().find(|node| node.name == "cpus");
+    let children = cpus.iter().flat_map(|cpus| &cpus.children);
+    let found = children.filter(|node| node.name.starts_with("cpu@"));
+    found.collect()
+}
+
+/// Without the tables of its CPUs, in whose place the machine's are.
+fn without_tables_of_cpus(base: &OrderedNode) -> OrderedNode {
+    let tables = cpu_nodes(base).into_iter();
+    let tables = tables.filter_map(|cpu| cpu.property("operating-points-v2"));
+    let tables: Vec<&[u8]> = tables.flat_map(|cells| cells.chunks(4)).collect();
+    let is_table = |node: &OrderedNode| {
+        let phandle = node.property("phandle");
+        phandle.is_some_and(|phandle| tables.contains(&phandle))
+    };
+    let mut base = base.clone();
+    retain(&mut base, &|node| !is_table(node));
+    base
+}
+
+fn retain(node: &mut OrderedNode, keep: &dyn Fn(&OrderedNode) -> bool) {
+    node.children.retain(keep);
+    let children = node.children.iter_mut();
+    children.for_each(|child| retain(child, keep));
+}
+
+#[test]
+fn trees_of_real_boards_keep_what_is_theirs() {
+    let Some(boards) = boards() else {
+        println!("SKIP: no trees of boards: set VCPUFREQ_LAB_ROOT to the lab's toolchain root");
+        return;
+    };
+    let mut refused = Vec::new();
+    let mut merged_count = 0;
+    for file in boards.iter().step_by(ONE_IN) {
+        let blob = fs::read(file).unwrap();
+        let base = OrderedNode::read(&blob);
+        let facts = cpus(&vec![(1024, 1_000_000); cpu_nodes(&base).len()]);
+        match merge(&blob, &machine(facts), Seeds::Keep) {
+            Ok(merged) => {
+                let ours = OrderedNode::read(&merged.blob);
+                stays(&without_tables_of_cpus(&base), &ours);
+                merged_count += 1;
+            }
+            Err(error) => refused.push(format!("{}: {error}", file.display())),
+        }
+    }
+    assert!(refused.is_empty(), "{refused:#?}");
+    assert!(merged_count > 100, "{merged_count} of {}", boards.len());
+}
