@@ -7,7 +7,8 @@
 //!
 //! `check-bindings` lists its own needs.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -207,6 +208,45 @@ fn bindings_have_nothing_against_the_nodes() {
     if let Some(output) = check_bindings(&blobs) {
         assert!(output.status.success(), "{output:?}");
     }
+}
+
+/// What dt-schema says of a root node is no finding where a blob has only CPUs: the schema's name
+/// comes on the next line. All else is one, also behind it.
+#[test]
+fn what_is_required_of_a_boards_root_is_no_finding() {
+    let root = "guest: /: 'model' is a required property\n\tfrom schema $id: http://devicetree.org/schemas/root-node.yaml#";
+    let cpu = "guest: cpu@0: 'reg' is a required property\n\tfrom schema $id: http://devicetree.org/schemas/arm/cpus.yaml#";
+    let other = "guest: /: 'model' is a required property\n\tfrom schema $id: http://devicetree.org/schemas/other.yaml#";
+    for (said, code) in [
+        (String::new(), 0),
+        (root.to_owned(), 0),
+        (format!("{root}\n{cpu}"), 1),
+        (format!("{cpu}\n{root}"), 1),
+        (other.to_owned(), 1),
+    ] {
+        assert_eq!(checked_by(&said), Some(code), "{said}");
+    }
+}
+
+/// The exit code of `check-bindings` where `dt-validate` prints this.
+fn checked_by(said: &str) -> Option<i32> {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("said"), said).unwrap();
+    for (name, does) in [
+        ("dt-mk-schema", "exit 0".to_owned()),
+        ("dt-validate", format!("cat {}/said", dir.path().display())),
+    ] {
+        let program = dir.path().join(name);
+        fs::write(&program, format!("#!/bin/sh\n{does}\n")).unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = std::env::var("PATH").unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("check-bindings");
+    let mut check = Command::new(script);
+    check.arg(dir.path().join("said"));
+    check.env("PATH", format!("{}:{path}", dir.path().display()));
+    check.env("VCPUFREQ_BINDINGS", dir.path());
+    check.output().unwrap().status.code()
 }
 
 /// Each row spoils one name or value in the blob, at the same length. A name
