@@ -360,8 +360,18 @@ const BOOTS: &[Boot] = &[
             &["opps-exact", "default-run", BOARD_RAMP],
         )
     },
+    // Two policies, with boost.
+    Boot {
+        sampled: &["unpinned", "unpinned:boost"],
+        ..boot(Long, 300, "r8a77951", BOARD_WITH_BOOST)
+    },
+    boot(Long, 60, "apple-m1", &["boot"]),
     // 20 CPUs.
     boot(Long, 120, "gb10", &["boot"]),
+    boot(Long, 60, "jetson-orin", &["boot"]),
+    boot(Long, 60, "mt8195-like", &["boot"]),
+    boot(Long, 60, "qcs8300", &["boot"]),
+    boot(Long, 60, "sa8775p", &["boot"]),
     // What `--cur-perf request` costs: docs/side-channel.md.
     boot(
         Long,
