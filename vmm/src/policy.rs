@@ -4,7 +4,11 @@
 
 use std::{
     fs::File,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{
+        BufRead as _, BufReader,
+        ErrorKind::{BrokenPipe, ConnectionReset},
+        Read as _, Write as _,
+    },
     path::{Path, PathBuf},
     str::FromStr,
     time::{Duration, SystemTime},
@@ -181,7 +185,9 @@ fn call(
     let read = answers.read_until(b'\n', &mut line);
     if line.is_empty() {
         // What it says before it hangs up counts.
-        sent.and(read.map(drop))
+        let why = sent.and(read.map(drop)).err();
+        let late = why.filter(|error| !matches!(error.kind(), BrokenPipe | ConnectionReset));
+        late.map_or(Ok(()), Err)
             .with_context(|| format!("the guardian of process {pid} doesn't answer; try again"))?;
         bail!("the guardian of process {pid} takes no calls of this user, or has ended");
     }
@@ -251,21 +257,28 @@ fn table(shown: &[(u32, Option<ShownPolicy>)], now: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     //! Promises: a policy is named by its file; a VM is a process or all; what one of all refuses, none
-    //! gets; each VM has a line.
+    //! gets; a guardian that hangs up is no late one; each VM has a line.
     use std::{
-        os::unix::{
-            net::{UnixListener, UnixStream},
-            process::parent_id,
+        os::{
+            fd::AsFd as _,
+            unix::{
+                net::{UnixListener, UnixStream},
+                process::parent_id,
+            },
         },
         process::id,
         sync::mpsc::{Receiver, channel},
     };
 
+    use nix::poll::PollFlags;
     use tempfile::TempDir;
     use vcpufreq_host::HostRoot;
 
     use super::*;
-    use crate::lifecycle::record::{VmmRecord, owner_of};
+    use crate::{
+        lifecycle::record::{VmmRecord, owner_of},
+        sys::is_ready,
+    };
 
     /// Whose guardian was called, for what, and with which object.
     type SeenCall = (u32, PolicyVerb, Vec<u8>);
@@ -365,6 +378,21 @@ mod tests {
             assert!(calls.contains(&(refusing, true)), "{calls:?}");
             assert!(calls.iter().all(|(_, trial)| *trial), "{calls:?}");
         }
+    }
+
+    #[test]
+    fn one_that_hangs_up_without_a_look_is_not_late() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::at(dir.path());
+        let listener = UnixListener::bind(state.policy_socket_path(id())).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (client, _) = listener.accept().unwrap();
+                is_ready(client.as_fd(), PollFlags::POLLIN, PATIENCE)
+            });
+            let line = call(&state, id(), PolicyVerb::Reset, &[]).unwrap_err();
+            assert!(line.to_string().contains("no calls of this user"), "{line}");
+        });
     }
 
     #[test]
