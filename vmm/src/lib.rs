@@ -12,6 +12,8 @@
 //! `bench` and `report`, whose guest is `host_guest`. `tune` and `trace` are for a guest that
 //! runs.
 
+#[cfg(test)]
+mod as_other;
 pub mod cli;
 pub mod config;
 pub mod doctor;

@@ -48,7 +48,7 @@ mod tests {
     use vcpufreq_device::{CounterSnapshot, Histogram};
 
     use super::{client::ask_while, *};
-    use crate::{patience::patience, socket_thread::SocketThread};
+    use crate::{as_other::as_user, patience::patience, socket_thread::SocketThread};
 
     /// Counts under a lock, as the bridge does.
     fn fixed(stats: Stats) -> Arc<Mutex<Stats>> {
@@ -214,23 +214,6 @@ mod tests {
         let line = format!("{:#}", answers[0].as_ref().unwrap_err());
         assert!(line.contains("takes no connections"), "{line}");
         assert!(answers[1].is_ok());
-    }
-
-    /// Runs `act` on a thread of its own that is user `uid`, as the other threads aren't; needs root.
-    #[expect(unsafe_code, reason = "one thread's user is a system call")]
-    fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> std::io::Result<T> {
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
-                let uid = libc::c_long::from(uid);
-                // SAFETY: the call has no memory arguments. Unlike the C library's function it is of
-                // the calling thread alone.
-                match unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) } {
-                    0 => Ok(act()),
-                    _ => Err(std::io::Error::last_os_error()),
-                }
-            });
-            thread.join().expect("the thread doesn't panic")
-        })
     }
 
     /// What `user` gets.

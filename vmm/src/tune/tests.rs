@@ -2,12 +2,12 @@
 //! Promises, on a directory that stands for the host: a call's floor and ceiling are in the domain's
 //! cgroup; they go with their time, with a call, and with the client's connection, and others' stay. A
 //! call that isn't one changes nothing and has one line. A client that wants too much, or sends without
-//! an end, harms itself alone.
+//! an end, harms itself alone. Another user sets nothing.
 
 use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
-    os::unix::net::UnixStream,
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -22,10 +22,11 @@ use vcpufreq_host::{
 };
 
 use super::{
+    client::TuneConnection,
     server::start_taking_calls,
     wire::{Lasts, TuneAnswer, TuneReply, TuneVerb},
 };
-use crate::{patience::patience, socket_thread::SocketThread};
+use crate::{as_other::as_user, patience::patience, socket_thread::SocketThread};
 
 const MOUNTS: &str = "\
 22 1 0:20 / /proc rw - proc proc rw
@@ -94,8 +95,12 @@ impl TuneScene {
         }
     }
 
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("42.tune")
+    }
+
     fn client(&self) -> TuneCaller {
-        let stream = UnixStream::connect(self.dir.path().join("42.tune")).unwrap();
+        let stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(patience(60))).unwrap();
         TuneCaller(BufReader::new(stream))
     }
@@ -307,6 +312,33 @@ fn a_client_that_floods_harms_itself_alone() {
         panic!("it is taken");
     };
     assert!(why.contains("128 clients"), "{why}");
+    scene.end();
+}
+
+#[test]
+fn another_user_sets_nothing() {
+    let scene = TuneScene::new();
+    // What keeps others off is neither directory nor socket.
+    for (path, mode) in [(scene.dir.path(), 0o755), (&scene.socket(), 0o777)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let call = TuneVerb::Tune {
+        vcpu: 1,
+        floor_khz: Some(512),
+        ceiling_khz: None,
+        for_ms: LONG,
+    };
+    let called = as_user(65534, || {
+        TuneConnection::at(&scene.socket(), patience(60))?.call(call)
+    });
+    match called {
+        Ok(called) => {
+            let line = called.unwrap_err().to_string();
+            assert!(line.contains("user") && !line.contains('\n'), "{line}");
+        }
+        Err(error) => println!("SKIP: only root can be another user: {error}"),
+    }
+    assert_eq!(scene.bridge.handle().tunings(), []);
     scene.end();
 }
 

@@ -196,11 +196,16 @@ fn sha256(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     //! Promises: a call of this user has one answer, in one line; what is refused changes nothing; a
-    //! client that sends nothing holds nobody up for ever; the VMM's word ends the wait.
-    use std::os::unix::net::UnixDatagram;
+    //! client that sends nothing holds nobody up for ever; the VMM's word ends the wait. Another user
+    //! has no answer.
+    use std::{
+        fs,
+        os::unix::{fs::PermissionsExt as _, net::UnixDatagram},
+    };
 
     use super::super::wire::{PolicyReply, VERSION};
     use super::*;
+    use crate::as_other::as_user;
 
     /// What a guardian of this process, which has no programs, answers.
     fn answer_to(sent: &str) -> PolicyAnswer {
@@ -250,6 +255,33 @@ mod tests {
             };
             assert!(why.contains(said) && !why.contains('\n'), "{why}");
         }
+    }
+
+    #[test]
+    fn another_user_has_no_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("42.policy");
+        let listener = UnixListener::bind(&path).unwrap();
+        // What keeps others off is neither directory nor socket.
+        for (path, mode) in [(dir.path(), 0o755), (&path, 0o777)] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let sent = PolicyVerb::Show.line().unwrap();
+        let client = as_user(65534, || {
+            let mut client = UnixStream::connect(&path).unwrap();
+            client.write_all(sent.as_bytes()).unwrap();
+            client
+        });
+        let mut client = match client {
+            Ok(client) => client,
+            Err(error) => return println!("SKIP: only root can be another user: {error}"),
+        };
+        let mut calls = PolicyCalls::new(std::process::id());
+        calls.answer(&listener.accept().unwrap().0).unwrap();
+        let mut answer = Vec::new();
+        // The call that was not read is an error.
+        let _ = client.read_to_end(&mut answer);
+        assert_eq!(answer, b"");
     }
 
     #[test]
