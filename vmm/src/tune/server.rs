@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The VMM's end: a thread that takes calls of root and of the VMM's own user, and ends what a client
-//! has set when its connection closes. No client holds another one up: the thread waits for none.
+//! has set when its connection closes. No client holds another one up: the thread waits for none. What
+//! limits a client is counted by its process, so a new connection is no new start.
 
 use std::{
+    collections::BTreeMap,
     io,
     num::NonZeroU32,
     os::{
@@ -22,7 +24,7 @@ use nix::{
 };
 use vcpufreq_bridge::BridgeHandle;
 use vcpufreq_bridge::{TuneClient, TuneRequest};
-use vcpufreq_device::{Khz, Pace, RateLimit, VcpuId};
+use vcpufreq_device::{Khz, RateLimit, VcpuId};
 use vcpufreq_host::monotonic_ns;
 
 use super::wire::{LINE, TuneAnswer, TuneVerb};
@@ -31,15 +33,19 @@ use crate::{
     socket_thread::SocketThread,
 };
 
-/// Calls of a client.
+/// Calls of a process.
 const CALLS: RateLimit = RateLimit {
     per_second: NonZeroU32::new(100).expect("not 0"),
     burst: NonZeroU32::new(20).expect("not 0"),
 };
 /// Clients at once.
 const CLIENTS: usize = 128;
-/// What a client may have in force.
+/// Of these, of one process.
+const CLIENTS_OF_ONE: usize = 16;
+/// What a process may have in force.
 const HANDLES: usize = 16;
+/// Processes whose calls are remembered.
+const PROCESSES: usize = 256;
 /// How long to wait if a client can't be accepted.
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -61,7 +67,7 @@ pub fn start_taking_calls(
             user,
             clients: Vec::new(),
             last: 0,
-            pace: CALLS.each(),
+            calls: RecentCalls::default(),
         };
         let mut wait = None;
         while !stop.load(SeqCst) {
@@ -77,7 +83,7 @@ struct Serving<'a> {
     clients: Vec<ConnectedClient>,
     /// Number of the last connection.
     last: u64,
-    pace: Pace,
+    calls: RecentCalls,
 }
 
 struct ConnectedClient {
@@ -86,10 +92,12 @@ struct ConnectedClient {
     /// What it has sent of a line.
     input: Vec<u8>,
     handles: Vec<u64>,
-    /// When its bucket is full.
-    full_at_ns: u64,
     gone: bool,
 }
+
+/// The buckets of processes: when each that isn't full is.
+#[derive(Default)]
+struct RecentCalls(BTreeMap<u32, u64>);
 
 impl Serving<'_> {
     /// Waits for so long at most, and does what there is to do; how long the next wait may be.
@@ -97,7 +105,7 @@ impl Serving<'_> {
         let [knocks, ready] = self.wait(wait);
         for (client, ready) in self.clients.iter_mut().zip(ready) {
             if ready {
-                client.hear(&self.bridge, self.pace);
+                client.hear(&self.bridge, &mut self.calls);
             }
         }
         if knocks == [true] {
@@ -157,14 +165,26 @@ impl Serving<'_> {
             },
             input: Vec::new(),
             handles: Vec::new(),
-            full_at_ns: 0,
             gone: false,
         };
-        if self.clients.len() >= CLIENTS {
-            let full = format!("{CLIENTS} clients are connected; end one");
-            return client.say(TuneAnswer::Error(full));
+        match self.check_room(client.who.pid) {
+            Ok(()) => self.clients.push(client),
+            Err(full) => client.say(TuneAnswer::Error(full)),
         }
-        self.clients.push(client);
+    }
+
+    /// Whether one more of process `pid` may be connected.
+    fn check_room(&self, pid: u32) -> Result<(), String> {
+        let live = self.clients.iter().filter(|client| !client.gone);
+        if live.clone().count() >= CLIENTS {
+            return Err(format!("{CLIENTS} clients are connected; end one"));
+        }
+        if live.filter(|client| client.who.pid == pid).count() >= CLIENTS_OF_ONE {
+            return Err(format!(
+                "a process has {CLIENTS_OF_ONE} connections at once; close one"
+            ));
+        }
+        Ok(())
     }
 
     fn tell_ended(&mut self) {
@@ -189,7 +209,7 @@ fn stream_of(number: i32) -> UnixStream {
 
 impl ConnectedClient {
     /// Reads what is there, and carries out the calls in it.
-    fn hear(&mut self, bridge: &BridgeHandle, pace: Pace) {
+    fn hear(&mut self, bridge: &BridgeHandle, calls: &mut RecentCalls) {
         let mut piece = [0; LINE];
         // recv(2) is no call of a confined thread.
         match read(&self.stream, &mut piece) {
@@ -200,7 +220,7 @@ impl ConnectedClient {
         }
         while let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.input.drain(..=end).collect();
-            let answer = match self.take_token(pace, monotonic_ns()) {
+            let answer = match calls.take_token(self.who.pid, monotonic_ns()) {
                 Ok(()) => self.carry_out(&line, bridge),
                 Err(why) => Err(why),
             };
@@ -214,17 +234,6 @@ impl ConnectedClient {
         }
     }
 
-    fn take_token(&mut self, pace: Pace, now: u64) -> Result<(), String> {
-        if self.full_at_ns > now.saturating_add(pace.slack_ns) {
-            let (rate, burst) = (CALLS.per_second, CALLS.burst);
-            return Err(format!(
-                "too many calls: a client may send {rate} a second, {burst} at once; try again"
-            ));
-        }
-        self.full_at_ns = pace.charged(self.full_at_ns, now);
-        Ok(())
-    }
-
     fn carry_out(&mut self, line: &[u8], bridge: &BridgeHandle) -> Result<u64, String> {
         let text = |error: vcpufreq_bridge::TuneError| error.to_string();
         match TuneVerb::read(line)? {
@@ -234,8 +243,10 @@ impl ConnectedClient {
                 ceiling_khz,
                 for_ms,
             } => {
-                if self.handles.len() >= HANDLES {
-                    return Err(format!("a client has {HANDLES} tunings at once; end one"));
+                let mut all = bridge.tunings();
+                all.retain(|tuning| tuning.client.pid == self.who.pid);
+                if all.len() >= HANDLES {
+                    return Err(format!("a process has {HANDLES} tunings at once; end one"));
                 }
                 let request = TuneRequest {
                     vcpu: VcpuId(vcpu),
@@ -269,34 +280,59 @@ impl ConnectedClient {
     }
 }
 
+impl RecentCalls {
+    /// Whether process `pid` may call now. A bucket that is full again is as a new one.
+    fn take_token(&mut self, pid: u32, now: u64) -> Result<(), String> {
+        self.0.retain(|_, full_at| *full_at > now);
+        let (pace, full_at) = (CALLS.each(), self.0.get(&pid).copied().unwrap_or(now));
+        if full_at > now.saturating_add(pace.slack_ns) {
+            let (rate, burst) = (CALLS.per_second, CALLS.burst);
+            return Err(format!(
+                "too many calls: a process may send {rate} a second, {burst} at once; try again"
+            ));
+        }
+        self.0.insert(pid, pace.charged(full_at, now));
+        if self.0.len() > PROCESSES {
+            let least = self.0.iter().min_by_key(|(_, full_at)| **full_at);
+            least.map(|(pid, _)| *pid).map(|pid| self.0.remove(&pid));
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    //! Promise: a client has a burst of calls at once, then one each token's time.
+    //! Promises: a process has a burst of calls at once, then one each token's time, whatever others
+    //! do; many processes take no more memory.
 
     use super::*;
 
+    /// How many of 100 calls are taken.
+    fn calls(recent: &mut RecentCalls, pid: u32, now: u64) -> usize {
+        let taken = (0..100).filter(|_| recent.take_token(pid, now).is_ok());
+        taken.count()
+    }
+
     #[test]
-    fn a_client_calls_no_more_often_than_its_bucket_allows() {
-        let mut client = ConnectedClient {
-            stream: UnixStream::pair().unwrap().0,
-            who: TuneClient {
-                user: 0,
-                pid: 1,
-                connection: 1,
-            },
-            input: Vec::new(),
-            handles: Vec::new(),
-            full_at_ns: 0,
-            gone: false,
-        };
-        let mut calls = |now| {
-            let mut all = (0..100).map(|_| client.take_token(CALLS.each(), now));
-            all.position(|taken| taken.is_err())
-        };
+    fn a_process_calls_no_more_often_than_its_bucket_allows() {
+        let mut recent = RecentCalls::default();
         let second = 1_000_000_000;
-        assert_eq!(calls(second), Some(20));
-        assert_eq!(calls(second + 9_999_999), Some(0));
-        assert_eq!(calls(second + 10_000_000), Some(1));
-        assert_eq!(calls(3600 * second), Some(20));
+        assert_eq!(calls(&mut recent, 1, second), 20);
+        assert_eq!(calls(&mut recent, 2, second), 20, "another one");
+        assert_eq!(calls(&mut recent, 1, second + 9_999_999), 0);
+        assert_eq!(calls(&mut recent, 1, second + 10_000_000), 1);
+        assert_eq!(calls(&mut recent, 1, 3600 * second), 20);
+        assert_eq!(recent.0.len(), 1, "the other one's is full");
+    }
+
+    #[test]
+    fn many_processes_take_no_more_memory_and_help_none_that_floods() {
+        let mut recent = RecentCalls::default();
+        assert_eq!(calls(&mut recent, 1, 5), 20);
+        for pid in 2..10_000 {
+            assert_eq!(recent.take_token(pid, 5), Ok(()));
+            assert!(recent.0.len() <= PROCESSES, "{pid}");
+        }
+        assert_eq!(calls(&mut recent, 1, 5), 0);
     }
 }

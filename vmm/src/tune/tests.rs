@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises, on a directory that stands for the host: a call's floor and ceiling are in the domain's
 //! cgroup; they go with their time, with a call, and with the client's connection, and others' stay. A
-//! call that isn't one changes nothing and has one line. A client that wants too much, or sends without
-//! an end, harms itself alone. Another user sets nothing.
+//! call that isn't one changes nothing and has one line. A process that wants too much, or sends without
+//! an end, harms itself alone, over however many connections. Another user sets nothing.
 
 use std::{
     fs,
@@ -26,7 +26,11 @@ use super::{
     server::start_taking_calls,
     wire::{Lasts, TuneAnswer, TuneReply, TuneVerb},
 };
-use crate::{as_other::as_user, patience::patience, socket_thread::SocketThread};
+use crate::{
+    as_other::{as_user, connected_by_another},
+    patience::patience,
+    socket_thread::SocketThread,
+};
 
 const MOUNTS: &str = "\
 22 1 0:20 / /proc rw - proc proc rw
@@ -100,9 +104,13 @@ impl TuneScene {
     }
 
     fn client(&self) -> TuneCaller {
-        let stream = UnixStream::connect(self.socket()).unwrap();
-        stream.set_read_timeout(Some(patience(60))).unwrap();
-        TuneCaller(BufReader::new(stream))
+        TuneCaller::new(UnixStream::connect(self.socket()).unwrap())
+    }
+
+    /// So many clients of another process, which is another one each time.
+    fn others(&self, count: usize) -> Vec<TuneCaller> {
+        let streams = connected_by_another(&self.socket(), count);
+        streams.into_iter().map(TuneCaller::new).collect()
     }
 
     /// The clamp in the group of a domain, of 1024.
@@ -158,8 +166,21 @@ fn group(groups: &Path, domain: u32) -> PathBuf {
 struct TuneCaller(BufReader<UnixStream>);
 
 impl TuneCaller {
+    fn new(stream: UnixStream) -> Self {
+        stream.set_read_timeout(Some(patience(60))).unwrap();
+        Self(BufReader::new(stream))
+    }
+
     fn send(&mut self, line: &str) {
         self.0.get_mut().write_all(line.as_bytes()).unwrap();
+    }
+
+    /// Why a call is refused, or the connection.
+    fn refusal(&mut self) -> String {
+        match self.answer() {
+            TuneAnswer::Error(why) => why,
+            taken => panic!("{taken:?}"),
+        }
     }
 
     fn answer(&mut self) -> TuneAnswer {
@@ -284,33 +305,58 @@ fn what_is_no_call_changes_nothing_and_has_one_line() {
 }
 
 #[test]
-fn a_client_that_floods_harms_itself_alone() {
+fn a_process_that_floods_harms_itself_alone() {
     let scene = TuneScene::new();
     let mut flood = scene.client();
     let handles: Vec<_> = (0..16).map(|_| flood.tune(Some(512), None, LONG)).collect();
     assert_eq!(handles.last(), Some(&16));
-    let answer = flood.call(TuneVerb::Tune {
-        vcpu: 1,
-        floor_khz: Some(512),
-        ceiling_khz: None,
-        for_ms: LONG,
-    });
-    let TuneAnswer::Error(why) = answer else {
-        panic!("it is taken");
-    };
-    assert!(why.contains("16 tunings at once"), "{why}");
+    // A new connection is no new client.
+    for mut again in [flood, scene.client()] {
+        let call = TuneVerb::Tune {
+            vcpu: 1,
+            floor_khz: Some(512),
+            ceiling_khz: None,
+            for_ms: LONG,
+        };
+        again.send(&call.line().unwrap());
+        let why = again.refusal();
+        assert!(why.contains("16 tunings at once"), "{why}");
+    }
     let mut endless = scene.client();
     endless.send(&" ".repeat(10_000));
-    let TuneAnswer::Error(why) = endless.answer() else {
-        panic!("it is taken");
-    };
+    let why = endless.refusal();
     assert!(why.contains("at most 4096 bytes"), "{why}");
-    let mut other = scene.client();
-    assert_eq!(other.tune(None, Some(512), LONG), 17);
-    let mut clients: Vec<_> = (0..130).map(|_| scene.client()).collect();
-    let TuneAnswer::Error(why) = clients[129].answer() else {
-        panic!("it is taken");
+    let mut other = scene.others(1);
+    assert_eq!(other[0].tune(None, Some(512), LONG), 17);
+    scene.end();
+}
+
+#[test]
+fn a_process_that_connects_again_has_the_same_bucket() {
+    let scene = TuneScene::new();
+    // Two bursts within 200 ms are too many.
+    let is_refused = |_| {
+        let mut client = scene.client();
+        client.send(&"x\n".repeat(20));
+        (0..20).any(|_| client.refusal().contains("too many calls"))
     };
+    assert!((0..1_000).any(is_refused));
+    scene.end();
+}
+
+#[test]
+fn a_process_leaves_connections_to_others() {
+    let scene = TuneScene::new();
+    let mut clients: Vec<_> = (0..17).map(|_| scene.client()).collect();
+    let why = clients[16].refusal();
+    assert!(why.contains("16 connections at once"), "{why}");
+    // One that is closed makes room.
+    drop(clients.swap_remove(0));
+    clients[0] = scene.client();
+    clients[0].tune(Some(512), None, LONG);
+    let mut others: Vec<_> = (0..7).flat_map(|_| scene.others(16)).collect();
+    others[111].tune(Some(512), None, LONG);
+    let why = scene.others(1)[0].refusal();
     assert!(why.contains("128 clients"), "{why}");
     scene.end();
 }
