@@ -22,7 +22,7 @@ use crate::harness::vm::Vm;
 use crate::harness::vmm::Vmm;
 use crate::harness::wait::{SOON, settled};
 
-const PATHS: [&str; 4] = ["exit", "ioeventfd", "shm", "bpf"];
+const PATHS: [&str; 5] = ["exit", "ioeventfd", "shm", "ram", "bpf"];
 /// Of clients, by the last path; by the others there are few.
 const KILLS: usize = 50;
 const FEW_KILLS: usize = 3;
