@@ -7,7 +7,7 @@ use std::{
     io::{BufRead as _, BufReader, Read as _},
     os::unix::fs::PermissionsExt as _,
     path::Path,
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{Child, ChildStderr, ChildStdout, Command, Stdio},
 };
 
 use nix::{
@@ -57,6 +57,7 @@ fn assert_as_before(dir: &TempDir) {
 struct RunningExec {
     child: Child,
     output: BufReader<ChildStdout>,
+    errors: BufReader<ChildStderr>,
 }
 
 impl RunningExec {
@@ -69,10 +70,15 @@ impl RunningExec {
             .spawn()
             .expect("the program starts");
         let mut output = BufReader::new(child.stdout.take().expect("stdout"));
+        let errors = BufReader::new(child.stderr.take().expect("stderr"));
         let mut meanwhile = String::new();
         output.read_line(&mut meanwhile).expect("a line");
         assert_eq!(meanwhile, "10\n");
-        Self { child, output }
+        Self {
+            child,
+            output,
+            errors,
+        }
     }
 
     fn pid(&self) -> i32 {
@@ -96,8 +102,7 @@ impl RunningExec {
     fn end(mut self) -> (Option<i32>, String, String) {
         let mut texts = [String::new(), String::new()];
         self.output.read_to_string(&mut texts[0]).expect("stdout");
-        let mut errors = self.child.stderr.take().expect("stderr");
-        errors.read_to_string(&mut texts[1]).expect("stderr");
+        self.errors.read_to_string(&mut texts[1]).expect("stderr");
         let [output, errors] = texts;
         (self.child.wait().expect("its end").code(), output, errors)
     }
@@ -201,11 +206,33 @@ fn the_guardian_restores_after_exec_and_ends_the_command() {
 }
 
 #[test]
+fn another_guardian_replaces_one_that_is_killed() {
+    let dir = host();
+    let mut running = RunningExec::start(&dir, "exec sleep 100.25");
+    for _ in 0..2 {
+        send(Signal::SIGKILL, running.guardian());
+        let mut lines = running.errors.by_ref().lines().map_while(Result::ok);
+        let said = lines.find(|line| line.contains("guardian"));
+        let said = said.expect("a line");
+        assert!(said.ends_with("another is on guard"), "{said}");
+    }
+    assert_eq!(swappiness(&dir), "10");
+    running.child.kill().expect("kill");
+    running.end();
+    assert_as_before(&dir);
+}
+
+#[test]
 fn exec_restores_without_its_guardian() {
     let dir = host();
-    let running = RunningExec::start(&dir, "exec sleep 100.25");
+    let mut running = RunningExec::start(&dir, "echo $$; exec sleep 100.25");
+    let mut command = String::new();
+    running.output.read_line(&mut command).expect("a line");
+    // Both have ended when exec looks again.
+    send(Signal::SIGSTOP, running.pid());
     send(Signal::SIGKILL, running.guardian());
-    send(Signal::SIGTERM, running.pid());
+    send(Signal::SIGTERM, command.trim().parse().expect("a process"));
+    send(Signal::SIGCONT, running.pid());
     assert_eq!(running.end().0, Some(143));
     assert_as_before(&dir);
 }
@@ -214,6 +241,8 @@ fn exec_restores_without_its_guardian() {
 fn after_both_are_killed_the_record_is_there_to_restore() {
     let dir = host();
     let mut running = RunningExec::start(&dir, "exec sleep 100.25");
+    // It starts no other one.
+    send(Signal::SIGSTOP, running.pid());
     send(Signal::SIGKILL, running.guardian());
     running.child.kill().expect("kill");
     running.end();

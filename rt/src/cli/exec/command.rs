@@ -20,6 +20,7 @@ use nix::{
     unistd::Pid,
 };
 
+use super::guardian::RestoreGuardian;
 use crate::cli::{
     child::{end_with_this_thread, heed_children, heeded},
     output::warn,
@@ -67,7 +68,7 @@ impl CommandSignals {
         let mut files = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         while poll(&mut files, PollTimeout::ZERO)? > 0 {
             let signal = self.next()?.signal;
-            // Else the guardian was killed.
+            // Else the guardian was killed: the wait for the command replaces it.
             if signal != Signal::SIGCHLD {
                 return Ok(Some(signal));
             }
@@ -95,10 +96,15 @@ impl CommandSignals {
 }
 
 /// Runs a command to its end; its exit code. A signal that has come before keeps it from starting.
+/// Meanwhile another guardian replaces one that has ended.
 ///
 /// # Errors
 /// When it can't be waited for; it gets SIGTERM when this process ends.
-pub(super) fn run(words: &[OsString], signals: &CommandSignals) -> anyhow::Result<u8> {
+pub(super) fn run(
+    words: &[OsString],
+    signals: &CommandSignals,
+    guardian: &mut RestoreGuardian,
+) -> anyhow::Result<u8> {
     if let Some(signal) = signals.pending()? {
         return Ok(code(SIGNALLED + signal as i32));
     }
@@ -124,6 +130,7 @@ pub(super) fn run(words: &[OsString], signals: &CommandSignals) -> anyhow::Resul
         if let Some(status) = child.try_wait().context("can't wait for the command")? {
             return Ok(exit_code(status));
         }
+        guardian.guard_again();
         let arrived = signals.next()?;
         if arrived.signal != Signal::SIGCHLD && arrived.is_of_process {
             // It may have ended: then its end comes next.

@@ -44,7 +44,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A guardian, seen from exec. One that is dropped restores when this process is gone.
 pub(super) struct RestoreGuardian {
     child: Child,
+    command: Command,
     owner: Owner,
+    /// It has ended, and another one could not be started.
+    is_lost: bool,
 }
 
 impl RestoreGuardian {
@@ -59,23 +62,33 @@ impl RestoreGuardian {
         if !cpus.is_empty() {
             command.arg(format!("--cpus={cpus}"));
         }
-        let root = root.unwrap_or(Path::new("/"));
-        let command = command.current_dir(root).stdin(Stdio::piped());
-        let mut child = command.stdout(Stdio::piped()).spawn().context(
-            "can't start the guardian; check that /proc is mounted and processes can be started",
-        )?;
-        let output = child.stdout.take().context("the guardian has no output")?;
-        let mut guardian = Self { child, owner };
-        let ready = hear_ready(output, STARTS_WITHIN);
-        if ready.is_err() {
-            guardian.end_now();
+        command.current_dir(root.unwrap_or(Path::new("/")));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Ok(Self {
+            child: on_guard(&mut command)?,
+            command,
+            owner,
+            is_lost: false,
+        })
+    }
+
+    /// Starts another guardian in the place of one that has ended, with a line.
+    pub(super) fn guard_again(&mut self) {
+        if self.is_lost || matches!(self.child.try_wait(), Ok(None)) {
+            return;
         }
-        if !ready? {
-            let child = &mut guardian.child;
-            let status = child.wait().context("the guardian did not start")?;
-            bail!("the guardian ended at once with {status}; try again");
+        match on_guard(&mut self.command) {
+            Ok(child) => {
+                self.child = child;
+                warn("the guardian has ended; another is on guard");
+            }
+            Err(error) => {
+                self.is_lost = true;
+                warn(&format!(
+                    "the guardian has ended ({error:#}); if exec is killed, run vcpufreq rt restore"
+                ));
+            }
         }
-        Ok(guardian)
     }
 
     /// The process that settings are changed for: this one.
@@ -85,13 +98,7 @@ impl RestoreGuardian {
 
     /// Ends it when nothing was changed.
     pub(super) fn dismiss(mut self) {
-        self.end_now();
-    }
-
-    fn end_now(&mut self) {
-        // It is a child that hasn't been waited for: neither can fail.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        end_now(&mut self.child);
     }
 
     /// Has it restore, and waits for that. What is left, it names; a guardian that was killed, can't.
@@ -102,6 +109,29 @@ impl RestoreGuardian {
             bring_back(host, &self.owner);
         }
     }
+}
+
+/// Starts a guardian; it is on guard when this returns.
+fn on_guard(command: &mut Command) -> anyhow::Result<Child> {
+    let mut child = command.spawn().context(
+        "can't start the guardian; check that /proc is mounted and processes can be started",
+    )?;
+    let output = child.stdout.take().context("the guardian has no output")?;
+    let ready = hear_ready(output, STARTS_WITHIN);
+    if ready.is_err() {
+        end_now(&mut child);
+    }
+    if !ready? {
+        let status = child.wait().context("the guardian did not start")?;
+        bail!("the guardian ended at once with {status}; try again");
+    }
+    Ok(child)
+}
+
+fn end_now(guardian: &mut Child) {
+    // It is a child that hasn't been waited for: neither can fail.
+    let _ = guardian.kill();
+    let _ = guardian.wait();
 }
 
 /// Whether a guardian with this output is on guard, or has ended; waits for that so long at most.
@@ -142,7 +172,8 @@ pub(in crate::cli) fn guard(args: &GuardArgs) -> anyhow::Result<u8> {
     if let Some(cpus) = &args.cpus {
         stay_on(cpus).context("the guardian can't run on the housekeeping CPUs; check taskset")?;
     }
-    print(READY)?;
+    // Where exec is gone already, nobody reads it.
+    let _ = print(READY);
     // Where it can't be read, there is nothing to wait for.
     let _ = io::copy(&mut io::stdin(), &mut io::sink());
     Ok(u8::from(!bring_back(&KernelHost::at(&host), &owner)))

@@ -5,8 +5,9 @@
 //! exec ── a pipe ──▶ guardian ──▶ restores at the pipe's end
 //!   └──▶ CMD         the kernel closes the pipe when exec is gone, kill -9 included
 //! ```
-//! The guardian restores in each case, so there is one way back. exec restores only if the guardian
-//! was killed. If both are killed, the record stays for `vcpufreq rt restore`.
+//! The guardian restores in each case, so there is one way back. exec replaces one that was
+//! killed, and restores only if it can't. If both are killed at once, the record stays for
+//! `vcpufreq rt restore`.
 
 mod command;
 mod guardian;
@@ -38,13 +39,13 @@ pub(super) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     let wanted = args.partition.wanted(&host)?;
     let mut plan = plan(&host, &wanted.partition, &wanted.profile);
     let signals = CommandSignals::take()?;
-    let guardian = RestoreGuardian::start(&wanted.partition.housekeeping, root)?;
+    let mut guardian = RestoreGuardian::start(&wanted.partition.housekeeping, root)?;
     plan.owner = Some(guardian.owner().clone());
     if let Err(why) = prepare(&host, &plan, &wanted) {
         guardian.dismiss();
         return Err(why);
     }
-    let done = command::run(&args.command, &signals);
+    let done = command::run(&args.command, &signals, &mut guardian);
     guardian.end(&host);
     done
 }

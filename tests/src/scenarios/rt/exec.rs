@@ -84,6 +84,8 @@ fn left_after_kill(before: &Inventory, these: KilledProcesses) -> Result<Vec<Str
     let in_force = changes(before, &everything()?).len();
     ensure!(in_force > 30, "rt exec changed {in_force} files only");
     if these == KilledProcesses::ExecAndGuardian {
+        // It starts no other one.
+        kill(Pid::from_raw(i32::try_from(exec.id())?), Signal::SIGSTOP)?;
         kill(guardian_of(exec.id())?, Signal::SIGKILL)?;
     }
     exec.kill()?;
