@@ -134,6 +134,10 @@ pub struct ExecArgs {
     /// Guests and profile.
     #[command(flatten)]
     pub partition: PartitionArgs,
+    /// Start CMD on the guest's CPUs, in the cgroup that sets them apart: for what chooses among them
+    /// itself, as cyclictest does; not for vcpufreq qemu, which does this for its vCPUs
+    #[arg(long)]
+    pub enter: bool,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Processes that are started, and the signals that they are started with.
 
-use std::{io, os::unix::process::CommandExt as _, process::Command};
+use std::{
+    fs::File,
+    io::{self, Write as _},
+    os::unix::process::CommandExt as _,
+    process::Command,
+};
 
 use nix::{
     sys::{
@@ -45,4 +50,20 @@ pub(super) fn end_with_this_thread(command: &mut Command) {
     };
     // SAFETY: the three calls are async-signal-safe, and nothing of this allocates.
     unsafe { command.pre_exec(ask) };
+}
+
+/// Has a process that is started enter the cgroup of this `cgroup.procs`. The file's position moves
+/// when it has.
+///
+/// # Errors
+/// When this process can have no more files.
+#[expect(unsafe_code, reason = "pre_exec runs between fork and exec")]
+pub(super) fn enter(command: &mut Command, procs: &File) -> io::Result<()> {
+    // Both share one position, also across fork.
+    let mut procs = procs.try_clone()?;
+    // 0 is the process that writes it.
+    let enter = move || procs.write_all(b"0");
+    // SAFETY: write(2) is async-signal-safe, and nothing of this allocates.
+    unsafe { command.pre_exec(enter) };
+    Ok(())
 }

@@ -32,12 +32,17 @@ fn host() -> TempDir {
 }
 
 fn exec(root: &Path, words: &[&str]) -> Command {
+    exec_with(&[], root, words)
+}
+
+fn exec_with(flags: &[&str], root: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vcpufreq"));
     command
         .args(["rt", "exec", "--guest=plc=1", "--root"])
         .arg(root)
         .arg("--profile")
         .arg(root.join("rt.toml"))
+        .args(flags)
         .arg("--")
         .args(words);
     command
@@ -144,6 +149,55 @@ fn a_command_that_cannot_be_started() {
         assert!(said.contains("can't be started"), "{said}");
         assert_as_before(&dir);
     }
+}
+
+/// What is said where a command can't enter a partition, and isn't started.
+fn not_entered(dir: &TempDir, flags: &[&str]) -> String {
+    let started = dir.path().join("started");
+    let words = ["touch", started.to_str().expect("UTF-8")];
+    let output = exec_with(flags, dir.path(), &words).output();
+    let output = output.expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(!started.exists(), "{said}");
+    assert_as_before(dir);
+    said
+}
+
+#[test]
+fn without_a_partition_nothing_is_entered_or_changed() {
+    let dir = host();
+    let said = not_entered(&dir, &["--enter"]);
+    assert!(said.contains("cpuset is none"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    write(&dir, "rt.toml", "[settings]\ncpuset = 'isolated'\n");
+    let said = not_entered(&dir, &["--enter", "--guest=hmi=2"]);
+    assert!(said.contains("2 are named"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[test]
+fn a_partition_that_cannot_be_entered_is_removed() {
+    let dir = host();
+    write(
+        &dir,
+        "rt.toml",
+        "[settings]\nswappiness = 10\ncpuset = 'isolated'\n",
+    );
+    // Folders that are made here have no cgroup.procs.
+    for (name, text) in [
+        ("cgroup.controllers", "cpuset\n"),
+        ("cgroup.subtree_control", "cpuset\n"),
+        ("cpuset.cpus.isolated", "\n"),
+    ] {
+        write(&dir, &format!("sys/fs/cgroup/{name}"), text);
+    }
+    let said = not_entered(&dir, &["--enter"]);
+    let group = "sys/fs/cgroup/vcpufreq-rt.plc";
+    let line = said.lines().last().expect("a line");
+    assert!(line.contains(group), "{said}");
+    assert!(line.contains("can't be entered (No such file"), "{said}");
+    assert!(!dir.path().join(group).exists(), "{said}");
 }
 
 #[test]

@@ -17,12 +17,14 @@ use super::{
     output::warn,
     text,
 };
-use vcpufreq_host::undo::KernelHost;
+use anyhow::{bail, ensure};
+use vcpufreq_host::undo::{KernelHost, ReadHost as _};
 
 use crate::{
     apply::apply,
     check::{check, is_ready},
     plan::{RtPlan, plan},
+    settings::partition_group,
 };
 use command::CommandSignals;
 use guardian::RestoreGuardian;
@@ -37,6 +39,10 @@ pub(super) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     let root = args.partition.root.as_deref();
     let host = KernelHost::at_or_running(root);
     let wanted = args.partition.wanted(&host)?;
+    let group = match args.enter {
+        true => Some(host.root().path(group_to_enter(&wanted)?)),
+        false => None,
+    };
     let mut plan = plan(&host, &wanted.partition, &wanted.profile);
     let signals = CommandSignals::take()?;
     let mut guardian = RestoreGuardian::start(&wanted.partition.housekeeping, root)?;
@@ -45,9 +51,27 @@ pub(super) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
         guardian.dismiss();
         return Err(why);
     }
-    let done = command::run(&args.command, &signals, &mut guardian);
+    let done = command::run(&args.command, group.as_deref(), &signals, &mut guardian);
     guardian.end(&host);
     done
+}
+
+/// The cgroup of the guest's CPUs.
+///
+/// # Errors
+/// When none will be made, or it is unclear which one is meant.
+fn group_to_enter(wanted: &Wanted) -> anyhow::Result<String> {
+    ensure!(
+        wanted.profile.settings.cpuset.is_some(),
+        "--enter needs a partition, and cpuset is none; set it to isolated, or leave --enter out"
+    );
+    match wanted.partition.guests.as_slice() {
+        [guest] => Ok(format!("{}/rt", partition_group(&guest.name))),
+        guests => bail!(
+            "--enter is for one guest, and {} are named; name one",
+            guests.len()
+        ),
+    }
 }
 
 /// Applies, and prints what `rt check` finds. A finding doesn't keep the command from running: on many

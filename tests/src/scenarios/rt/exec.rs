@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq rt exec` on a real kernel: the command enters the partition, its exit code is exec's, and
+//! `vcpufreq rt exec` on a real kernel: the command starts in the partition, its exit code is exec's, and
 //! each setting is as before when all have ended, also after kill -9 of exec, or of its guardian too.
 
 use std::{
@@ -47,12 +47,12 @@ pub(super) fn around_a_command(before: &Inventory, cpu: u32) -> Result<LabVerdic
 
 /// The exit code of exec, and the CPUs that its command may run on in the partition.
 fn in_partition() -> Result<(Option<i32>, String)> {
-    let script = "echo $$ > /sys/fs/cgroup/vcpufreq-rt.plc/rt/cgroup.procs || exit 1
-while read -r name value; do
+    let script = "while read -r name value; do
     [ \"$name\" != Cpus_allowed_list: ] || echo \"$value\"
 done < /proc/self/status
 exit 7";
-    let line = ["exec", "--config", CONFIG, "--", "/bin/sh", "-c", script];
+    let shell = ["--enter", "--", "/bin/sh", "-c", script];
+    let line = [&["exec", "--config", CONFIG], &shell[..]].concat();
     let output = command(&line).output().context("starting rt exec")?;
     let cpus = String::from_utf8(output.stdout)?;
     Ok((output.status.code(), cpus.trim().to_owned()))
