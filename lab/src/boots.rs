@@ -81,7 +81,7 @@ const BOOTS: &[Boot] = &[
         "2+2",
         &["demo", "memory", "fallbacks", "fallbacks:start"],
     ),
-    boot(Long, 140, "2+2", &["tune", "limits"]),
+    boot(Long, 140, "2+2", &["tune", "guest-limits"]),
     boot(Long, 75, "2+2", &["policy"]),
     // Each of its 1,000 changes is four programs that the emulated host verifies.
     boot(Long, 300, "2+2", &["bpf-policy"]),
@@ -511,7 +511,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 110, "2+2", &["tune", "limits"])
+        ..boot(Long, 110, "2+2", &["tune", "guest-limits"])
     },
     // A guest with the kernel's own driver, and no device.
     Boot {

@@ -62,8 +62,8 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("qemu-ramps", &["test-long.json"], lab::qemu_ramps),
     ("contended-ways", &["test-long.json"], lab::contended_ways),
     ("side-channel", &["test-long.json"], lab::side_channel),
-    ("protected", &["test-long.json"], bench::protected),
-    ("rt-io", &["test-long.json"], rt::io),
+    ("bench-protected", &["test-long.json"], bench::protected),
+    ("disk-and-network", &["test-long.json"], rt::io),
     ("rt-latency", &["test-long.json"], rt::latency),
     ("rt-loop", &["test-long.json"], rt::periodic_loop),
 ];

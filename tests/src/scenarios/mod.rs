@@ -86,7 +86,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "restart" => device::basics::restart(plan),
         "doctor" => device::basics::doctor(plan),
         "flood" | "flood:worker" | "flood:uart" => device::flood::run(plan, name),
-        "limits" => device::limits::run(plan),
+        "guest-limits" => device::limits::run(plan),
         "memory" => device::memory::run(plan),
         "metrics" => device::metrics::run(plan),
         "no-exit" => paths::no_exit::run(plan),
