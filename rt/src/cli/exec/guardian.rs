@@ -172,7 +172,7 @@ pub(in crate::cli) fn guard(args: &GuardArgs) -> anyhow::Result<u8> {
     if let Some(cpus) = &args.cpus {
         stay_on(cpus).context("the guardian can't run on the housekeeping CPUs; check taskset")?;
     }
-    // Where exec is gone already, nobody reads it.
+    // Where exec is gone already, it has no reader.
     let _ = print(READY);
     // Where it can't be read, there is nothing to wait for.
     let _ = io::copy(&mut io::stdin(), &mut io::sink());

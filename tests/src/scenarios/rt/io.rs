@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Where a real-time guest with I/O is cut: a guest of QEMU's with a virtio disk and a network card by
-//! vhost, both under load from its housekeeping vCPU, and the wake-up latency of its real-time vCPU. By
+//! Where a real-time guest with I/O is cut: a guest of QEMU's with a virtio disk and network card,
+//! both under load from its housekeeping vCPU, and the wake-up latency of its real-time vCPU. By
 //! `vcpufreq qemu --rt`; by hand, as the field's guides have it (taskset, chrt, governor
 //! performance); and by `vcpufreq run`, whose guest loads a disk and a network of its own kernel.
 //!
-//! All emulated CPUs share one stream of instructions: the latencies compare only with one another.
+//! The thread that the kernel makes for a network card by vhost has to keep off the real-time pCPU, too.
+//!
+//! All emulated CPUs share one stream of instructions: the latencies compare only with one another. The
+//! thread of vhost takes so much of it that cyclictest misses one wake-up in fifty, on a guest started
+//! by hand as well. So no latency is measured beside it.
 
 use std::{
     fs::{File, read_dir},
@@ -45,19 +49,27 @@ use crate::{
 
 const DISK: &str = "/run/disk.img";
 const DISK_BYTES: u64 = 64 << 20;
-/// Requests of the disk go through QEMU's worker threads, which come and go; packets through a thread
-/// that the kernel makes for QEMU.
+/// Requests of the disk go through QEMU's worker threads, which come and go.
 const DEVICES: [&str; 6] = [
     "-drive",
     "file=/run/disk.img,format=raw,if=virtio,aio=threads",
+    "-netdev",
+    "user,id=net",
+    "-device",
+    "virtio-net-pci,netdev=net,romfile=",
+];
+/// A card by vhost, and what the host loads for it, in this order.
+const VHOST_DEVICES: [&str; 4] = [
     "-netdev",
     "tap,id=net,ifname=tap0,script=no,downscript=no,vhost=on",
     "-device",
     "virtio-net-pci,netdev=net,romfile=",
 ];
-/// What the host loads for the network card, in this order.
 const VHOST: [&str; 5] = ["vhost_iotlb", "vhost", "tap", "tun", "vhost_net"];
-/// Loads the drivers, and both devices; the host answers at this address.
+/// A second of echo requests; it fails if a reply is missing.
+const PING: &str = "
+taskset -c 0 busybox ping -q -c 50 -i 0.02 $address > /dev/null";
+/// Loads the drivers, and both devices; QEMU's network answers at this address itself.
 const LOAD_OF_QEMU: &str = "
 for one in virtio_blk failover net_failover virtio_net; do
     busybox insmod /lab/modules/$one.ko || exit
@@ -70,11 +82,10 @@ busybox insmod /lab/modules/configfs.ko || exit
 busybox insmod /lab/modules/null_blk.ko nr_devices=1 completion_nsec=200000 irqmode=2 || exit
 busybox ifconfig lo up || exit
 disk=/dev/nullb0 address=127.0.0.1";
-/// On the housekeeping vCPU, until the guest ends. Packets are sent on time: a flood leaves cyclictest
-/// without its wake-ups, since all emulated CPUs share one stream of instructions.
+/// On the housekeeping vCPU, until the guest ends.
 const BEGIN: &str = "
 quietly() { taskset -c 0 \"$@\" > /dev/null 2>&1 < /dev/null & }
-quietly busybox ping -q -i 0.02 $address
+quietly busybox ping -q -A $address
 quietly sh -c \"while busybox dd if=$disk of=/dev/null bs=4k count=512 iflag=direct; do :; done\"
 ";
 /// What the disk has read, and the echo replies that came.
@@ -105,9 +116,6 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         "CPU {cpu} shares its policy; use the topology 4+3+1"
     );
     File::create(DISK)?.set_len(DISK_BYTES)?;
-    for module in VHOST {
-        insmod(module, "")?;
-    }
     trace::off()?;
     let before = inventory::everything()?;
     let guest = IoGuest {
@@ -118,23 +126,24 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     succeeded(&["apply", "--guest", &format!("plc={cpu}")])?;
     let by_run = guest.served(plan, Vmm::Vcpufreq)?;
     let by_tool = guest.served(plan, Vmm::Qemu)?;
+    let by_vhost = guest.by_vhost(plan)?;
     succeeded(&["restore"])?;
     let by_hand = guest.by_hand(plan)?;
     let left = inventory::changes(&before, &inventory::everything()?);
     let deviations = deviations(&by_hand);
+    let vhost_alone = by_vhost["alone"] == true && by_vhost["vhost_threads"] == 1;
     let figures = json!({
-        "emulated": true, "by_run": by_run, "by_tool": by_tool, "by_hand": by_hand, "left": left,
+        "emulated": true, "by_vhost": by_vhost, "by_run": by_run, "by_tool": by_tool, "by_hand": by_hand, "left": left,
         "deviations_by_hand": deviations,
     });
     let measured = [&by_run, &by_tool, &by_hand].map(|row| row["measured"] == true);
     let longest = [&by_run, &by_tool].map(|row| row["latency"]["max_us"].as_u64().unwrap_or(0));
     let near = longest[1] <= (longest[0] * 11 / 10).max(longest[0] + TICK_US);
-    let vhost = [&by_tool, &by_hand].map(|row| row["vhost_threads"].as_u64() >= Some(1));
     let alone = [&by_run, &by_tool].map(|row| row["alone"] == true);
     Ok(LabVerdict::with_figures(figures)
         .check_eq("each is measured", &measured, [true; 3])
-        .check_eq("packets go by vhost", &vhost, [true; 2])
         .check_eq("the vCPU is alone there", &alone, [true; 2])
+        .check("the thread of vhost keeps off it", vhost_alone, ())
         .check("QEMU's longest latency is near run's", near, longest)
         .check("by hand it is another", !deviations.is_empty(), &deviations)
         .check_none("nothing is left", &left))
@@ -160,6 +169,17 @@ fn deviations(by_hand: &Value) -> Vec<String> {
 impl IoGuest<'_> {
     /// By this project's program, on a host that `rt apply` has prepared.
     fn served(&self, plan: &Plan, vmm: Vmm) -> Result<Value> {
+        let (devices, load): (&[&str], _) = match vmm {
+            Vmm::Qemu => (&DEVICES, LOAD_OF_QEMU),
+            _ => (&[], LOAD_OF_RUN),
+        };
+        let mut vm = self.boot_served(plan, vmm, devices)?;
+        let row = self.measure(&mut vm, load)?;
+        vm.quit()?;
+        Ok(row)
+    }
+
+    fn boot_served(&self, plan: &Plan, vmm: Vmm, devices: &[&str]) -> Result<Vm> {
         let plan = Plan {
             driver: plan.driver.clone(),
             path: None,
@@ -170,20 +190,36 @@ impl IoGuest<'_> {
             mem_mib: Some(MEM_MIB),
             ..plan.real_time(&[self.little, self.cpu]).with(&OPTIONS)
         };
-        let of_qemu = vmm == Vmm::Qemu;
-        let devices: &[&str] = if of_qemu { &DEVICES } else { &[] };
         let mut vm = Vm::boot_real_time_prepared(&setup, |vmm| {
             vmm.args(devices);
         })?;
         plan.load_driver(&mut vm)?;
         set_governor(&mut vm, 1, "schedutil")?;
-        if of_qemu {
-            answer_the_guest()?;
+        Ok(vm)
+    }
+
+    /// What runs on the real-time pCPU, or may, while packets pass the thread of vhost.
+    fn by_vhost(&self, plan: &Plan) -> Result<Value> {
+        for module in VHOST {
+            insmod(module, "")?;
         }
-        let load = if of_qemu { LOAD_OF_QEMU } else { LOAD_OF_RUN };
-        let row = self.measure(&mut vm, load)?;
+        let mut vm = self.boot_served(plan, Vmm::Qemu, &VHOST_DEVICES)?;
+        let mut ifconfig = Command::new("/bin/busybox");
+        let up = ifconfig
+            .args(["ifconfig", "tap0", "10.0.2.2", "up"])
+            .status()?;
+        ensure!(up.success(), "cannot bring up tap0");
+        let trace = Trace::start()?;
+        ask(&mut vm, &format!("{LOAD_OF_QEMU}{PING}"))?;
+        let Company { strangers, .. } = Company::of("vcpu1", self.cpu, &trace.stop()?.switches);
+        let may = self.that_may_run_there(&vm)?;
+        let vhost = threads(vm.pid())?.into_iter();
+        let vhost = vhost.filter(|(_, name)| name.starts_with("vhost-")).count();
         vm.quit()?;
-        Ok(row)
+        Ok(json!({
+            "alone": strangers.is_empty() && may.is_empty(), "vhost_threads": vhost,
+            "strangers": strangers, "vmm_threads_that_may_run_there": may,
+        }))
     }
 
     /// As a person does it, and nothing else: vCPUs pinned, the real-time one SCHED_FIFO, QEMU's
@@ -208,7 +244,6 @@ impl IoGuest<'_> {
             }
         }
         set_fifo_priority_of(vm.vcpu_tid(1)?, 1)?;
-        answer_the_guest()?;
         let row = self.measure(&mut vm, LOAD_OF_QEMU)?;
         vm.quit()?;
         sysfs::write(&governor, "schedutil")?;
@@ -242,8 +277,6 @@ impl IoGuest<'_> {
             .collect();
         let Company { strangers, .. } = Company::of("vcpu1", self.cpu, &seen.switches);
         let may = self.that_may_run_there(vm)?;
-        let vhost = threads(vm.pid())?.into_iter();
-        let vhost = vhost.filter(|(_, name)| name.starts_with("vhost-")).count();
         let lost = trace::lost_on(self.cpu)?;
         let measured = latency["samples"].as_u64() >= Some(9_900)
             && loaded.len() == 2
@@ -254,7 +287,7 @@ impl IoGuest<'_> {
             "latency": latency, "energy_uj": energy, "strangers": strangers,
             "vmm_threads_that_may_run_there": may, "uclamp_min": vm.clamp(1)?.0,
             "rt_default": sysfs::text(RT_DEFAULT)?.trim(), "disk_reads_and_echo_replies": loaded,
-            "events_lost": lost, "vhost_threads": vhost, "interrupts_there": self.interrupts_there()?,
+            "events_lost": lost, "interrupts_there": self.interrupts_there()?,
         }))
     }
 
@@ -286,16 +319,6 @@ impl IoGuest<'_> {
         }
         Ok(count)
     }
-}
-
-/// Gives the host's end of the network card the address that the guest pings.
-fn answer_the_guest() -> Result<()> {
-    let mut ifconfig = Command::new("/bin/busybox");
-    let done = ifconfig
-        .args(["ifconfig", "tap0", "10.0.2.2", "up"])
-        .status()?;
-    ensure!(done.success(), "cannot bring up tap0");
-    Ok(())
 }
 
 /// Of the disk's reads, and of echo replies.
