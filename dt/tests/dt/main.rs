@@ -4,6 +4,7 @@
 
 #[cfg(test)]
 mod blob;
+#[cfg(test)]
 mod boards;
 #[cfg(test)]
 mod capacity;

@@ -134,8 +134,8 @@ pub struct ExecArgs {
     /// Guests and profile.
     #[command(flatten)]
     pub partition: PartitionArgs,
-    /// Start CMD on the guest's CPUs, in the cgroup that sets them apart: for what chooses among them
-    /// itself, as cyclictest does; not for vcpufreq qemu, which does this for its vCPUs
+    /// Start CMD in the guest's cgroup, on its CPUs: for programs that choose among these themselves, as
+    /// cyclictest; vcpufreq qemu enters by itself
     #[arg(long)]
     pub enter: bool,
     /// The command and its arguments
@@ -149,6 +149,9 @@ pub struct GuardArgs {
     /// The process of exec
     #[arg(long)]
     pub pid: u32,
+    /// When that started, in ticks since boot, as proc_pid_stat(5) has it
+    #[arg(long)]
+    pub start_ticks: u64,
     /// The CPUs that the guardian may run on
     #[arg(long)]
     pub cpus: Option<CpuList>,

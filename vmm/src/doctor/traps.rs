@@ -394,7 +394,7 @@ const HEADROOM: Trap = Trap {
     ..TRAP
 };
 
-/// Of each policy that nothing but boost that is off keeps below its highest frequency.
+/// The policies whose only cap is that boost is off.
 fn boost_off(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
     let is_capped = |policy: &CpufreqPolicy| {
         let mut caps = facts.caps.iter();

@@ -9,9 +9,9 @@ use vcpufreq_host::{CpuList, SchedAttr, Tid, affinity_of};
 use super::RtGuest;
 
 impl RtGuest {
-    /// Checks that what is set of a vCPU's thread is what is wanted, or nothing; and that one which isn't
-    /// real-time, and will not be pinned, may not run where those are. `unpinned` are the pCPUs
-    /// of threads without a pin of their own.
+    /// Checks that a vCPU's thread has nothing set, or what is wanted. One that isn't real-time and will
+    /// not be pinned must keep off the real-time pCPUs by itself. `unpinned` are what threads without a
+    /// pin of their own may have.
     ///
     /// # Errors
     /// The contradiction; or the thread has ended.
@@ -71,7 +71,7 @@ fn check_pin(
 ) -> anyhow::Result<()> {
     if !unpinned.contains(allowed) && allowed.and(cpus).is_empty() {
         bail!(
-            "vCPU {vcpu} is pinned to CPU {allowed} already, and --pin gives it CPU {cpus}; correct --pin, or its domain's <vcpupin>"
+            "vCPU {vcpu} is pinned to CPU {allowed} already, and --pin gives it CPU {cpus}; correct --pin, or its domain's <vcpupin> or <vcpu cpuset>"
         );
     }
     Ok(())

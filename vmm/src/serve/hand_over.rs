@@ -62,9 +62,8 @@ impl HandOver {
         }
     }
 
-    /// Looks what `vmm` has of `shared`, until that is known; once a line about what it lacks, or that
-    /// it can't be checked. Then the server rings for none: those with a doorbell would count each
-    /// request twice.
+    /// Looks what `vmm` has of `shared`, until that is known. Returns a line about what it lacks, or that
+    /// it can't be checked. Then the server rings for no vCPU: requests with a doorbell would count twice.
     pub fn look(
         &mut self,
         host: &HostRoot,

@@ -46,12 +46,12 @@ pub fn wait_for_lock(host: &HostRoot, vmm: &ServedVmm) -> anyhow::Result<()> {
              mem-lock=on, or its domain <memoryBacking><locked/></memoryBacking>"
         );
     }
-    // Without it, VmLck has to do.
+    // Where smaps can't be read, VmLck has to do.
     let smaps = host.text(format!("proc/{}/smaps", vmm.pid()));
     if is_on_fault(&smaps.unwrap_or_default()) {
         bail!(
-            "its memory is locked on fault, so the first access to each page of a real-time guest is \
-             late; give QEMU -overcommit mem-lock=on instead of mem-lock=on-fault"
+            "its memory is locked on fault, and the first access to a page that isn't there is late; \
+             give QEMU -overcommit mem-lock=on instead of mem-lock=on-fault"
         );
     }
     Ok(())

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::undo::{JournalEntry, KernelHost};
 use vcpufreq_host::{
-    ActuatorChoice, ActuatorKind, Chosen, HostActuator, HostCpus, HostRoot, KernelTree,
+    ActuatorChoice, ActuatorKind, Chosen, CpuList, HostActuator, HostCpus, HostRoot, KernelTree,
     SavedThread, Tid, affinity_of,
 };
 
@@ -190,11 +190,7 @@ impl Starting<'_> {
         if served.rt().is_real_time() {
             let main = i32::try_from(pid).ok().and_then(Tid::new);
             let allowed = affinity_of(main.context("it has no main thread")?)?;
-            // Of a thread that nothing but the partition keeps off.
-            let unpinned = [
-                allowed,
-                HostCpus::read(&served.host).online().without(&rt.cpus()),
-            ];
+            let unpinned = [allowed, not_set_apart(&served.host, applied)];
             let vcpus = (0..).map(VcpuId).zip(threads).zip(&served.vcpus);
             for ((vcpu, tid), config) in vcpus {
                 let is_pinned = !config.pin.is_empty();
@@ -285,4 +281,15 @@ impl Starting<'_> {
         // Not before: a server that finds the connection there has nothing to give.
         takeover::store(self.vmm, self.shared)
     }
+}
+
+/// The pCPUs of threads that are not pinned: those that neither `vcpufreq rt apply` nor `isolcpus=` sets
+/// apart.
+fn not_set_apart(host: &HostRoot, applied: Option<&Record>) -> CpuList {
+    let isolated = host.text("sys/devices/system/cpu/isolated");
+    let isolated = isolated.and_then(|text| text.trim().parse().ok());
+    let isolated: CpuList = isolated.unwrap_or_default();
+    let given = applied.map(|record| record.partition.rt());
+    let online = HostCpus::read(host).online();
+    online.without(&isolated.or(&given.unwrap_or_default()))
 }

@@ -303,7 +303,7 @@ mod tests {
             (lines(None, &stats), metrics)
         };
         let line = "pCPU 2-3 is capped at 2800.0 MHz, as boost is off; see vcpufreq doctor";
-        // What was switched off on purpose alerts nobody.
+        // Boost that is off on purpose raises no alert.
         assert_eq!(lines(), (vec![line.to_owned()], false));
         file("scaling_max_freq", "1400000\n");
         let line = "pCPU 2-3 is capped at 1400.0 MHz; see vcpufreq doctor";

@@ -185,7 +185,7 @@ pub struct PolicyTimes {
     /// or by a limit that firmware or a program has set.
     #[serde(default)]
     pub capped_khz: Option<u32>,
-    /// The same, kHz, where nothing but boost that is off keeps them below that.
+    /// The same, kHz, where the only cause is that boost is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boost_off_khz: Option<u32>,
 }

@@ -284,8 +284,16 @@ fn exec_restores_without_its_guardian() {
     running.output.read_line(&mut command).expect("a line");
     // Both have ended when exec looks again.
     send(Signal::SIGSTOP, running.pid());
-    send(Signal::SIGKILL, running.guardian());
-    send(Signal::SIGTERM, command.trim().parse().expect("a process"));
+    let guardian = running.guardian();
+    send(Signal::SIGKILL, guardian);
+    let command = command.trim().parse().expect("a process");
+    send(Signal::SIGTERM, command);
+    for ended in [guardian, command] {
+        let stat = || fs::read_to_string(format!("/proc/{ended}/stat")).expect("stat");
+        while !stat().contains(") Z ") {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
     send(Signal::SIGCONT, running.pid());
     assert_eq!(running.end().0, Some(143));
     assert_as_before(&dir);
@@ -321,7 +329,8 @@ fn the_guardian_takes_no_path() {
     let dir = host();
     let running = RunningExec::start(&dir, "exec sleep 100.25");
     let mut guard = Command::new(env!("CARGO_BIN_EXE_vcpufreq"));
-    guard.args(["rt", "guard", "--pid", &running.pid().to_string()]);
+    let pid = running.pid().to_string();
+    guard.args(["rt", "guard", "--start-ticks=1", "--pid", &pid]);
     let output = guard.arg("--root").arg(dir.path()).output();
     let output = output.expect("it starts");
     assert_eq!(output.status.code(), Some(2), "{output:?}");

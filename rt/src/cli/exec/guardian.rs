@@ -59,6 +59,7 @@ impl RestoreGuardian {
         let owner = process(id())?;
         let mut command = Command::new("/proc/self/exe");
         command.args(["rt", "guard", "--pid"]).arg(id().to_string());
+        command.arg(format!("--start-ticks={}", owner.start_ticks));
         if !cpus.is_empty() {
             command.arg(format!("--cpus={cpus}"));
         }
@@ -85,7 +86,7 @@ impl RestoreGuardian {
             Err(error) => {
                 self.is_lost = true;
                 warn(&format!(
-                    "the guardian has ended ({error:#}); if exec is killed, run vcpufreq rt restore"
+                    "the guardian has ended, and another can't be started ({error:#}); if exec is killed, run vcpufreq rt restore"
                 ));
             }
         }
@@ -163,7 +164,12 @@ fn hear_ready(output: ChildStdout, within: Duration) -> anyhow::Result<bool> {
 /// # Errors
 /// When it could not go on guard.
 pub(in crate::cli) fn guard(args: &GuardArgs) -> anyhow::Result<u8> {
-    let owner = process(args.pid)?;
+    // Exec may have ended by now.
+    let owner = Owner {
+        pid: args.pid,
+        start_ticks: args.start_ticks,
+        ..process(id())?
+    };
     let host = current_dir().context("the folder of the host can't be named")?;
     // Fails for the leader of a process group only, which a child isn't.
     setsid().context("can't leave the session")?;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A policy decides about each request while it is in force, and the built-in rule before and after.
-//! The examples do what they say. A deferred clamp is the VMM's thread's. In 1,000 changes beside a vCPU that requests, each request is counted
-//! and in force, and none exits. What is no policy, loops, reads out of range or answers nonsense is
-//! refused in one line, and the policy before it stays; what is outside of the VM's limits is bounded.
+//! The examples do what they say. The VMM's thread sets a clamp that is deferred. In 1,000 changes
+//! beside a vCPU that requests, each request is counted and in force, and none exits. What is no policy,
+//! loops, reads out of range or answers nonsense is refused in one line, and the policy before it stays;
+//! what is outside of the VM's limits is bounded.
 
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

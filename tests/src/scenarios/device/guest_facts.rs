@@ -106,8 +106,9 @@ fn beside(cpu: u32) -> Result<u64> {
 
 fn ran_beside(other: &Child, cpu: u32) -> Result<u64> {
     pin_thread(i32::try_from(other.id())?, &[cpu])?;
-    let ran_ns = || Ok(sysfs::ran_and_waited_ns(&format!("/proc/{}", other.id()))?.0);
-    let before: Result<u64> = ran_ns();
+    let process = format!("/proc/{}", other.id());
+    let (before, _) = sysfs::ran_and_waited_ns(&process)?;
     sleep(Duration::from_millis(500));
-    Ok((ran_ns()? - before?) / 1_000_000)
+    let (after, _) = sysfs::ran_and_waited_ns(&process)?;
+    Ok((after - before) / 1_000_000)
 }

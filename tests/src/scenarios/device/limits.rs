@@ -60,7 +60,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         .figure("vmm_said", said))
 }
 
-/// Half of the speed at least, or a fifth at most.
+/// They raise to half of the speed or more, or lower to the lowest OPP.
 fn limits(vcpu: usize, policy: &Policy) -> Vec<GuestLimit> {
     let of_policy = |name: &str| format!("{}/{name}", guest_policy(vcpu));
     let of_group = |name: &str| format!("{GROUP}/{name}");

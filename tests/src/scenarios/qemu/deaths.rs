@@ -208,12 +208,12 @@ fn first_server(plan: &Plan, setup: &Setup) -> Result<(Vm, Option<ServeProcess>,
         return Ok((vm, Some(server), setup.clone()));
     }
     let vm = plan.guest(setup)?;
-    let free = Setup {
+    let options = Setup {
         vmm: Vmm::Qemu,
         silent: true,
         ..Setup::mirroring(&first_cpus(&Policy::all()?))
     };
-    let next = free.with(&["--pid", &vm.pid().to_string()]);
+    let next = options.with(&["--pid", &vm.pid().to_string()]);
     Ok((vm, None, next))
 }
 

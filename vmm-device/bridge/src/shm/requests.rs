@@ -290,7 +290,7 @@ impl<A: Actuator, S: Source, E: Events> RequestQueue<Device<A, S, E>> for ShmReq
     fn drain_one(&self, index: usize, device: &Device<A, S, E>) {
         if index == self.bells.len() && self.all.bell.read().is_ok() {
             let _alone = self.answering();
-            // A guest that goes on may have come with its memory.
+            // The VMM may have loaded another memory while it was paused.
             self.describe_again(device);
             return self.carry_out_all(device);
         }
