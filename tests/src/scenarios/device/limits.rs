@@ -107,7 +107,8 @@ fn limits(vcpu: usize, policy: &Policy) -> Vec<GuestLimit> {
             "SCHED_UTIL_CLAMP_MIN",
             of_all("sched_util_clamp_min"),
             "600",
-            "1024",
+            // The next one can't be below it.
+            "50",
             Does::Nothing,
         ),
         limit(

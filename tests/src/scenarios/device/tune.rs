@@ -57,6 +57,7 @@ struct TunedGuest<'a> {
     vm: Vm,
     vcpu: usize,
     policy: &'a Policy,
+    has_lowest: bool,
     wrong: Vec<Value>,
 }
 
@@ -76,6 +77,7 @@ fn by_path(plan: &Plan, policies: &[Policy], path: Option<&str>, kills: usize) -
         vm,
         vcpu,
         policy,
+        has_lowest: path != Some("ram"),
         wrong: Vec::new(),
     };
     guest.floors_and_ceilings()?;
@@ -166,7 +168,12 @@ impl TunedGuest<'_> {
     /// What is no call; whether nothing has changed, with exit code 2 and one line.
     fn refusals(&mut self) -> Result<bool> {
         let pid = self.vm.program().to_string();
-        let (low, high) = (self.policy.min() - 1, self.policy.max() + 1);
+        let high = self.policy.max() + 1;
+        // Registers in RAM tell no lowest frequency.
+        let low = match self.has_lowest {
+            true => self.policy.min() - 1,
+            false => high + 1,
+        };
         let mut calls: Vec<(Vec<String>, u32)> = [low, high]
             .map(|khz| (self.options("--floor", khz, "1s"), 0))
             .into();
