@@ -166,6 +166,7 @@ fn deferred(
     let apply = |domain, clamp| module.apply(domain, clamp);
     let outcome = vcpu.host.apply_pending(0, apply);
     let later = own_clamps()?;
+    operator.load(&object("margin")?, "margin")?;
     let most = vcpu.policy.util(high);
     Ok(LabVerdict::default()
         .check_eq("it goes on with the one before", &behind, before)
