@@ -360,11 +360,6 @@ const BOOTS: &[Boot] = &[
             &["opps-exact", "default-run", BOARD_RAMP],
         )
     },
-    // Two policies, with boost.
-    Boot {
-        sampled: &["unpinned", "unpinned:boost"],
-        ..boot(Long, 300, "r8a77951", BOARD_WITH_BOOST)
-    },
     boot(Long, 60, "apple-m1", &["boot"]),
     // 20 CPUs.
     boot(Long, 120, "gb10", &["boot"]),
