@@ -4,11 +4,10 @@
 //! `vcpufreq qemu --rt`; by hand, as the field's guides have it (taskset, chrt, governor
 //! performance); and by `vcpufreq run`, whose guest loads a disk and a network of its own kernel.
 //!
-//! The thread that the kernel makes for a network card by vhost has to keep off the real-time pCPU, too.
+//! The thread that the kernel makes for a network card by vhost has to keep off the real-time pCPU, too:
+//! one more guest, without latencies.
 //!
-//! All emulated CPUs share one stream of instructions: the latencies compare only with one another. The
-//! thread of vhost takes so much of it that cyclictest misses one wake-up in fifty, on a guest started
-//! by hand as well. So no latency is measured beside it.
+//! All emulated CPUs share one stream of instructions: the latencies compare only with one another.
 
 use std::{
     fs::{File, read_dir},
@@ -96,6 +95,9 @@ done
 busybox awk '/^Icmp:/ { for (i = 2; i <= NF; i++) if (n[i] == \"InEchoReps\") print $i; else n[i] = $i }' /proc/net/snmp";
 /// Of the scheduler, on host and guest.
 const TICK_US: u64 = 4_000;
+/// Wake-ups of cyclictest, of 10,000 that are due: with fewer than 95 % `rt report` calls it incomplete.
+/// By QEMU some hundred are missed, on a guest started by hand as well.
+const ENOUGH: u64 = 9_500;
 /// Both in 10 s, at least.
 const LOADED: u64 = 100;
 const OPTIONS: [&str; 4] = ["--rt", "1=fifo:1", "--resume-latency-us", "50"];
@@ -278,7 +280,7 @@ impl IoGuest<'_> {
         let Company { strangers, .. } = Company::of("vcpu1", self.cpu, &seen.switches);
         let may = self.that_may_run_there(vm)?;
         let lost = trace::lost_on(self.cpu)?;
-        let measured = latency["samples"].as_u64() >= Some(9_900)
+        let measured = latency["samples"].as_u64() >= Some(ENOUGH)
             && loaded.len() == 2
             && loaded.iter().all(|count| *count >= LOADED)
             && lost == 0;
