@@ -38,6 +38,7 @@ const PRINTED_BY: &[(&str, &[&str])] = &[
     ("rt/src/measure/", &[]),
     // They name what it reads.
     ("rt/src/cli/compare.rs", &["rt report"]),
+    ("rt/src/cli/exec/", &["rt exec"]),
     ("rt/src/cli/report/", &["rt report"]),
     ("vmm-device/", &["run"]),
     ("vmm/src/", &[]),
