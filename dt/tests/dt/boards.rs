@@ -74,7 +74,9 @@ fn retain(node: &mut OrderedNode, keep: &dyn Fn(&OrderedNode) -> bool) {
 #[test]
 fn trees_of_real_boards_keep_what_is_theirs() {
     let Some(boards) = boards() else {
-        println!("SKIP: no trees of boards: set VCPUFREQ_LAB_ROOT to the lab's toolchain root");
+        println!(
+            "SKIP: VCPUFREQ_LAB_ROOT has to be the lab's toolchain root, with trees of boards"
+        );
         return;
     };
     let mut refused = Vec::new();

@@ -151,7 +151,7 @@ fn a_cap_has_its_cpus_and_what_makes_it() {
     assert!(found.what.ends_with("by scaling_max_freq"), "{found:?}");
 }
 
-/// Doctor itself asks for boost to be off: it is told, and nothing is to change.
+/// Doctor itself asks for boost to be off, so that is no fault.
 #[test]
 fn boost_that_is_off_is_told_as_a_cap() {
     let host = good_host();

@@ -107,7 +107,7 @@ fn limits(vcpu: usize, policy: &Policy) -> Vec<GuestLimit> {
             "SCHED_UTIL_CLAMP_MIN",
             of_all("sched_util_clamp_min"),
             "600",
-            // The next one can't be below it.
+            // Linux refuses a maximum below the minimum.
             "50",
             Does::Nothing,
         ),

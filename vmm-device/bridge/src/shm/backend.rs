@@ -156,10 +156,8 @@ impl Backend for ShmBackend {
         // To wake the worker, PREEMPT_RT runs a thread on the vCPU's pCPU (irq_work/N).
         let watches = guest.rt_pcpus.is_empty();
         if in_ram && !watches {
-            embedder.explain(
-                "path ram: the worker reads every ms, also while no vCPU runs: a perf event would \
-                 disturb the real-time vCPU",
-            );
+            let why = "a perf event would disturb the real-time vCPU";
+            embedder.explain(&never_sleeps(self.name(), why));
         }
         let path = ShmPath {
             name: self.name(),
@@ -176,6 +174,10 @@ impl Backend for ShmBackend {
         };
         Ok((Box::new(path), offload))
     }
+}
+
+fn never_sleeps(path: &str, why: &str) -> String {
+    format!("path {path}: the worker reads every ms, also while no vCPU runs: {why}")
 }
 
 /// The path, running.
@@ -216,11 +218,8 @@ impl RunningBackend for ShmPath {
         if let Some((watch, epoll)) = &self.run_watch {
             let watched = watch.register_thread(epoll, vcpu, tid);
             watched.unwrap_or_else(|why| {
-                let name = self.name;
-                self.embedder.explain(&format!(
-                    "path {name}: the worker reads every ms, also while no vCPU runs: perf events \
-                     aren't permitted (CAP_PERFMON): {why}"
-                ));
+                let why = format!("perf events aren't permitted (CAP_PERFMON): {why}");
+                self.embedder.explain(&never_sleeps(self.name, &why));
             });
         }
         Ok(())

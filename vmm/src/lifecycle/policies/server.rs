@@ -196,7 +196,7 @@ fn sha256(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     //! Promises: a call of this user has one answer, in one line; what is refused changes nothing; a
-    //! client that sends nothing holds nobody up for ever; the VMM's word ends the wait. Another user
+    //! client that sends nothing holds no other up for ever; the VMM's word ends the wait. Another user
     //! has no answer.
     use std::{
         fs,
