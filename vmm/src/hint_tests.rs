@@ -52,6 +52,7 @@ const PRINTED_BY: &[(&str, &[&str])] = &[
     ("vmm/src/options/", GUESTS),
     ("vmm/src/path.rs", &["run"]),
     ("vmm/src/qemu/", &["qemu"]),
+    ("vmm/src/qemu_command/", &["qemu"]),
     ("vmm/src/rt_guest/", GUESTS),
     ("vmm/src/run/", &["run"]),
     ("vmm/src/sandbox/", GUESTS),

@@ -32,6 +32,7 @@ pub mod path;
 mod patience;
 pub mod policy;
 pub mod qemu;
+mod qemu_command;
 pub mod report;
 pub mod rt_guest;
 pub mod run;

@@ -10,8 +10,6 @@
 //! no file.
 
 mod alike;
-mod command;
-mod config_file;
 mod inherited;
 mod ram;
 mod tree;
@@ -33,6 +31,7 @@ use crate::{
     config::rt_pcpus,
     message::{chain, warn},
     options::serve::{QemuArgs, QemuPath},
+    qemu_command::QemuCommand,
     serve::{
         Connection, LeftVmm, PendingVmms, Refusals, Served, ServedVm, ServedVmm, VmChange, forget,
         forget_process,
@@ -40,7 +39,6 @@ use crate::{
     signals::{EndSignals, Ready, wait},
 };
 use alike::{pcpus_alike, start_on};
-use command::QemuCommand;
 use inherited::device;
 use ram::GuestRam;
 use tree::Tree;

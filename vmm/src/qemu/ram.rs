@@ -9,13 +9,11 @@ use vcpufreq_bridge::shm::{SharedMemory, sealed_memory, vcpu_threads};
 use vcpufreq_dt::RESERVED;
 use vcpufreq_host::HostRoot;
 
-use super::{
-    command::{Described, QemuCommand},
-    inherited::inherited,
-};
+use super::inherited::inherited;
 use crate::{
     options::KVM_DEVICE,
     patience::{patience, patiently},
+    qemu_command::{Described, QemuCommand},
     serve::{Served, SharedWithVmm, shared_ram},
 };
 use vcpufreq_vm::probe::PathFacts;

@@ -15,17 +15,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use vcpufreq_dt::Seeds;
 use vcpufreq_host::memory_file;
 
-use super::{
-    command::{Described, QemuCommand},
-    inherited::inherited,
-    ram::RamPlace,
-};
+use super::{inherited::inherited, ram::RamPlace};
 use crate::{
     config::topology,
     lifecycle::state::{self, StateDir},
     message::warn,
     options::serve::QemuPath,
     patience::patience,
+    qemu_command::{Described, QemuCommand},
     serve::Served,
     sys,
 };

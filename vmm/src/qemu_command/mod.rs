@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What is looked at of a QEMU command line. QEMU takes each option with one dash or two.
 
+mod config_file;
+
 use std::{
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
@@ -9,8 +11,6 @@ use std::{
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
-
-use super::config_file;
 
 /// A QEMU command line.
 pub struct QemuCommand<'a> {
