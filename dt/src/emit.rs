@@ -31,6 +31,12 @@ pub(crate) const PERFORMANCE: [&str; 4] = [
     "dynamic-power-coefficient",
 ];
 
+/// What Linux' driver binds to: registers of a device, or in RAM.
+pub(crate) const REGISTERS: &str = "qemu,virtual-cpufreq";
+
+/// The node of ranges that a guest's kernel keeps off.
+pub(crate) const RESERVED_MEMORY: &str = "reserved-memory";
+
 /// The idle states of [`Nodes::idle_states`]: of a CPU, and of one for real-time work.
 pub(crate) const STANDBY: [&str; 2] = ["cpu-standby", "cpu-standby-rt"];
 
@@ -266,7 +272,7 @@ fn opp(opp: &Opp) -> Node {
 
 /// `/reserved-memory` with this range.
 pub(crate) fn reserved_memory(range: Node) -> Node {
-    Node::new("reserved-memory")
+    Node::new(RESERVED_MEMORY)
         .with("#address-cells", PropertyValue::Number(2))
         .with("#size-cells", PropertyValue::Number(2))
         .with("ranges", PropertyValue::Flag)
@@ -282,7 +288,7 @@ fn reserved(CpufreqRegion { base, .. }: CpufreqRegion) -> Node {
 
 fn cpufreq(CpufreqRegion { base, size, kind }: CpufreqRegion) -> Node {
     let (compatible, reg) = match kind {
-        RegionKind::Registers | RegionKind::GuestRam => ("qemu,virtual-cpufreq", vec![base, size]),
+        RegionKind::Registers | RegionKind::GuestRam => (REGISTERS, vec![base, size]),
         // Checked facts: the doorbell's page is below 2^64.
         RegionKind::SharedMemory => (
             "vcpufreq,shm",

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The RAM that another VMM's tree describes.
+//! The RAM that another VMM's tree describes, and the registers in it.
 
 use crate::base::{Base, BaseNode, TreeError};
+use crate::emit::{REGISTERS, RESERVED_MEMORY};
+use crate::facts::{CpufreqRegion, RESERVED, RegionKind};
 use crate::phandles::has_two_cells;
 
 /// Address and size of each range of RAM in `base`, in the order of its nodes; without those of a
@@ -17,11 +19,39 @@ pub fn memory(base: &[u8]) -> Result<Vec<(u64, u64)>, TreeError> {
     }
     let is_memory = |node: &&BaseNode<'_>| node.property("device_type") == Some(b"memory\0");
     let nodes = tree.root.children.iter().filter(is_memory);
-    let ranges = nodes.flat_map(|node| {
-        let reg = node.property("reg").unwrap_or_default();
-        reg.chunks_exact(16).filter_map(range).collect::<Vec<_>>()
-    });
-    Ok(ranges.collect())
+    Ok(nodes.flat_map(ranges).collect())
+}
+
+/// The registers that `tree` has in the guest's RAM, as [`merge`](crate::merge()) writes them of a
+/// [`RegionKind::GuestRam`]; none if it has other registers, or none.
+///
+/// # Errors
+/// [`TreeError`] for a tree that is invalid.
+pub fn registers_in_ram(tree: &[u8]) -> Result<Option<CpufreqRegion>, TreeError> {
+    let tree = Base::read(tree)?;
+    let children = || tree.root.children.iter();
+    let compatible = [REGISTERS.as_bytes(), b"\0"].concat();
+    let is_device = |node: &&BaseNode<'_>| node.property("compatible") == Some(&*compatible);
+    let device = children().find(is_device);
+    let Some((base, size)) = device.and_then(|node| ranges(node).first().copied()) else {
+        return Ok(None);
+    };
+    let reserved = children().filter(|node| node.name == RESERVED_MEMORY);
+    let mut reserved = reserved.flat_map(|node| &node.children).flat_map(ranges);
+    let region = CpufreqRegion {
+        base,
+        size,
+        kind: RegionKind::GuestRam,
+    };
+    Ok(reserved
+        .any(|range| range == (base, RESERVED))
+        .then_some(region))
+}
+
+/// Those of a node in whose parent they are two cells each.
+fn ranges(node: &BaseNode<'_>) -> Vec<(u64, u64)> {
+    let reg = node.property("reg").unwrap_or_default();
+    reg.chunks_exact(16).filter_map(range).collect()
 }
 
 fn range(cells: &[u8]) -> Option<(u64, u64)> {

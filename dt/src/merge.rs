@@ -10,7 +10,7 @@ use std::fmt;
 use crate::base::{Base, BaseNode};
 use crate::cpu_map;
 use crate::cpus::{CpuNodes, path};
-use crate::emit::{Nodes, PERFORMANCE, STANDBY, reserved_memory};
+use crate::emit::{Nodes, PERFORMANCE, RESERVED_MEMORY, STANDBY, reserved_memory};
 use crate::flat::flatten;
 use crate::machine::Machine;
 use crate::merge_error::MergeError;
@@ -257,7 +257,7 @@ fn edit_root(root: &mut BaseNode<'_>, old: &HashSet<usize>, nodes: &Nodes<'_>) {
 
 /// Adds a range to `/reserved-memory`, unless it is there.
 fn reserve(root: &mut BaseNode<'_>, range: Node) {
-    let Some(at) = place(root, "reserved-memory") else {
+    let Some(at) = place(root, RESERVED_MEMORY) else {
         return root.children.push(reserved_memory(range).into_base());
     };
     let range = range.into_base();

@@ -8,6 +8,7 @@ use proptest::prelude::{any, proptest};
 use vcpufreq_dt::vm_fdt::{FdtReserveEntry, FdtWriter, FdtWriterResult};
 use vcpufreq_dt::{
     MAX_TREE, Machine, MergeError, RegionKind, Seeds, TreeError, dtb, memory, merge,
+    registers_in_ram,
 };
 
 use crate::blob::{Tree, cell, read, read_resolved};
@@ -218,10 +219,20 @@ fn registers_in_ram_are_reserved_once() {
             assert_eq!(node["compatible"], b"qemu,virtual-cpufreq\0");
             let named = blob.windows(16).filter(|name| *name == b"cpufreq@5fe00000");
             assert_eq!(named.count(), 2, "the range and the device");
+            assert_eq!(registers_in_ram(&blob).unwrap(), machine.facts().cpufreq);
         }
     }
     let kept = merge(&base_with_reserved(), &machine, Seeds::Drop).unwrap();
     assert!(read(&kept.blob).contains_key("/reserved-memory/own@1000"));
+}
+
+#[test]
+fn registers_of_a_device_are_not_in_ram() {
+    let of_device = merge(&base_of(&CPUS), &machine(little_big()), Seeds::Drop).unwrap();
+    for blob in [&of_device.blob, &base_with_reserved(), &base_of(&CPUS)] {
+        assert_eq!(registers_in_ram(blob).unwrap(), None);
+    }
+    assert!(registers_in_ram(&of_device.blob[..40]).is_err());
 }
 
 #[test]
