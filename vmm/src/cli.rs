@@ -221,6 +221,10 @@ pub struct DtArgs {
     /// given, and without kaslr-seed and rng-seed
     #[arg(long, value_name = "DTB")]
     pub merge: Option<PathBuf>,
+    /// Have the guest of --merge have its registers in its RAM, which serve --dtb
+    /// finds by this tree
+    #[arg(long, requires = "merge", conflicts_with = "base")]
+    pub in_ram: bool,
     /// Source text or the binary form [default: dts, with --merge dtb]
     #[arg(long, value_name = "FORM")]
     pub format: Option<DtFormat>,

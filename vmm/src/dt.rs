@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq dt`: the device-tree part alone, for other VMMs.
 
-use std::{fs::File, io::Read, path::Path};
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use vcpufreq_host::{CpuList, HostRoot};
 
 use crate::{
     cli::{DtArgs, DtFormat},
-    config::{no_frequencies::with_next_step, resolve, topology, topology_source},
+    config::{
+        no_frequencies::with_next_step,
+        ram_place::RamPlace,
+        resolve,
+        topology::{self, read_tree},
+        topology_source,
+    },
     message::warn,
     options::{VcpuArgs, values::PerVcpu},
 };
 use vcpufreq_dt::{Machine, Seeds};
 use vcpufreq_host::HostCpus;
 use vcpufreq_vm::layout::CPUFREQ_BASE;
-
-/// A file with a tree may be padded. What is behind this many bytes isn't read.
-const MAX_FILE: u64 = 16 << 20;
 
 /// The device tree that the arguments ask for, as it is printed.
 ///
@@ -30,19 +33,28 @@ pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
         true => args.vcpus.clone(),
         false => mirror(&host, &args.vcpus),
     };
+    if args.in_ram && options.no_bridge {
+        bail!("--in-ram is where the bridge's registers are; leave --no-bridge out");
+    }
     let count = resolve::vcpu_count(&options)?;
     let vcpus = resolve::vcpus(&options, &host, count);
     let vcpus = vcpus.map_err(|error| with_next_step(error, false, INSTEAD))?;
     let base = (!options.no_bridge).then_some(args.base.unwrap_or(CPUFREQ_BASE));
     // Which kernel will read it isn't known. QEMU without KVM never wakes a CPU that stands by.
     let standby = args.merge.is_none() || vcpus.iter().any(|vcpu| vcpu.rt.is_some());
-    let cpufreq = base.map(|base| topology::registers(&vcpus, base));
+    let tree = args.merge.as_deref().map(read_tree).transpose()?;
+    let in_ram = tree.as_deref().filter(|_| args.in_ram);
+    let cpufreq = match in_ram.map(RamPlace::of_base).transpose()? {
+        Some(place) => Some(topology::in_guest_ram(&vcpus, place.base)),
+        None => base.map(|base| topology::registers(&vcpus, base)),
+    };
     let machine = topology::machine(&vcpus, cpufreq, standby)
         .context("can't describe these CPUs; correct --table, --capacity or --base")?;
-    let printed = match (&args.merge, args.format) {
+    let has_registers = in_ram.is_some() || args.base.is_some();
+    let printed = match (args.merge.as_deref().zip(tree.as_deref()), args.format) {
         (Some(_), Some(DtFormat::Dts)) => bail!("--merge writes a dtb; leave --format dts out"),
-        (Some(file), _) if args.base.is_some() => merged(file, &machine)?,
-        (Some(file), _) => merged(file, &machine.without_cpufreq())?,
+        (Some((file, tree)), _) if has_registers => merged(file, tree, &machine)?,
+        (Some((file, tree)), _) => merged(file, tree, &machine.without_cpufreq())?,
         (None, Some(DtFormat::Dtb)) => {
             vcpufreq_dt::dtb(&machine).context("can't make the device tree")?
         }
@@ -52,12 +64,9 @@ pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
     Ok(printed)
 }
 
-/// The tree in `file` with the machine's CPUs, for more than one boot.
-fn merged(file: &Path, machine: &Machine) -> anyhow::Result<Vec<u8>> {
-    let mut base = Vec::new();
-    let read = File::open(file).and_then(|file| file.take(MAX_FILE).read_to_end(&mut base));
-    read.with_context(|| format!("can't read {}; name a device tree blob", file.display()))?;
-    let merged = vcpufreq_dt::merge(&base, machine, Seeds::Drop).with_context(|| {
+/// The tree of `file` with the machine's CPUs, for more than one boot.
+fn merged(file: &Path, tree: &[u8], machine: &Machine) -> anyhow::Result<Vec<u8>> {
+    let merged = vcpufreq_dt::merge(tree, machine, Seeds::Drop).with_context(|| {
         let file = file.display();
         format!("can't merge with {file}; dump it from a VMM with the vCPUs of --cpus")
     })?;
@@ -98,6 +107,7 @@ mod tests {
 
     use clap::Parser;
 
+    use vcpufreq_dt::vm_fdt::{FdtWriter, FdtWriterResult};
     use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
@@ -208,6 +218,69 @@ mod tests {
             let has = |name: &[u8]| blob.windows(name.len()).any(|found| found == name);
             assert_eq!(has(b"cpufreq@b000000\0"), node);
             assert!(has(b"opp-2000000\0") && !has(b"opp-1800000000\0"));
+        }
+    }
+
+    /// QEMU's tree of two CPUs and 64 MiB at 1 GiB, as far as it matters.
+    fn with_ram() -> FdtWriterResult<Vec<u8>> {
+        let mut fdt = FdtWriter::new()?;
+        let root = fdt.begin_node("")?;
+        fdt.property_u32("#address-cells", 2)?;
+        fdt.property_u32("#size-cells", 2)?;
+        let memory = fdt.begin_node("memory@40000000")?;
+        fdt.property_string("device_type", "memory")?;
+        fdt.property_array_u64("reg", &[1 << 30, 64 << 20])?;
+        fdt.end_node(memory)?;
+        let cpus = fdt.begin_node("cpus")?;
+        fdt.property_u32("#address-cells", 1)?;
+        fdt.property_u32("#size-cells", 0)?;
+        for reg in 0..2 {
+            let cpu = fdt.begin_node(&format!("cpu@{reg}"))?;
+            fdt.property_string("compatible", "arm,cortex-a57")?;
+            fdt.property_u32("reg", reg)?;
+            fdt.end_node(cpu)?;
+        }
+        fdt.end_node(cpus)?;
+        fdt.end_node(root)?;
+        fdt.finish()
+    }
+
+    #[test]
+    fn a_server_finds_registers_in_ram_by_the_tree() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), with_ram().unwrap()).unwrap();
+        let merge = format!("--merge={}", file.path().display());
+        let vcpus = ["--cpus=2", "--pin=0=0", "--pin=1=2"];
+        let host = HostCpus::read(&FakeHost::two_plus_two().root());
+        let of = |flags: &[&str]| {
+            let line = ["vcpufreq", "dt"].iter().chain(flags);
+            let Command::Dt(args) = Cli::try_parse_from(line).unwrap().command else {
+                panic!("no dt")
+            };
+            let count = resolve::vcpu_count(&args.vcpus).unwrap();
+            resolve::vcpus(&args.vcpus, &host, count).unwrap()
+        };
+        let blob = printed(&[&vcpus[..], &[&merge, "--in-ram"]].concat()).unwrap();
+        let place = RamPlace::of_tree(&blob, &of(&vcpus)).unwrap();
+        assert_eq!((place.base, place.size), (0x43e0_0000, 64 << 20));
+        let more: Vec<_> = of(&["--cpus=17"]);
+        // As if they were of less RAM.
+        let mut other = blob.clone();
+        let at = other
+            .windows(8)
+            .position(|word| word == (64_u64 << 20).to_be_bytes());
+        other[at.unwrap()..][..8].copy_from_slice(&(128_u64 << 20).to_be_bytes());
+        let without = printed(&[&vcpus[..], &[&merge]].concat()).unwrap();
+        let moved = printed(&[&vcpus[..], &[&merge, "--base=0x43c00000"]].concat()).unwrap();
+        for (blob, vcpus, line) in [
+            (&blob, &more, "aren't those of 17 vCPUs at the end"),
+            (&other, &of(&vcpus), "aren't those of 2 vCPUs at the end"),
+            (&without, &of(&vcpus), "no registers in RAM"),
+            (&moved, &of(&vcpus), "no registers in RAM"),
+            (&vec![0; 64], &of(&vcpus), "it begins with"),
+        ] {
+            let error = RamPlace::of_tree(blob, vcpus).unwrap_err();
+            assert!(chain(&error).contains(line), "{error:?}");
         }
     }
 

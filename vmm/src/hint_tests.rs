@@ -57,6 +57,7 @@ const PRINTED_BY: &[(&str, &[&str])] = &[
     ("vmm/src/run/", &["run"]),
     ("vmm/src/sandbox/", GUESTS),
     ("vmm/src/serve/", &["serve", "qemu"]),
+    ("vmm/src/serve/awaited.rs", &["serve"]),
     ("vmm/src/serve/mod.rs", &["serve"]),
     ("vmm/src/serve/socket.rs", &["serve"]),
     ("vmm/src/serve/takeover.rs", &["serve"]),
@@ -76,6 +77,13 @@ const ONLY: &[(&str, &str, &[&str])] = &[
     ("vmm/src/config/resolve.rs", "cgroup-parent", GUESTS),
     ("vmm/src/config/resolve.rs", "clamp", GUESTS),
     ("vmm/src/options/mod.rs", "console", &["run"]),
+    ("vmm/src/options/serve.rs", "dtb", &["serve"]),
+    ("vmm/src/options/serve.rs", "pid", &["serve"]),
+    ("vmm/src/options/serve.rs", "pid-file", &["serve"]),
+    ("vmm/src/options/serve.rs", "socket", &["serve"]),
+    ("vmm/src/options/serve.rs", "user", &["serve"]),
+    ("vmm/src/serve/guest_ram.rs", "dtb", &["serve"]),
+    ("vmm/src/serve/guest_ram.rs", "path", &["qemu"]),
     ("vmm/src/doctor/domain/source.rs", "all", &[]),
     ("vmm/src/doctor/mod.rs", "release", &[]),
     ("vmm/src/path.rs", "no-default-features", &[]),
@@ -121,6 +129,7 @@ fn sample(option: &str) -> &'static str {
 fn beside(option: &str) -> &'static [&'static str] {
     match option {
         "guest-shell" | "guest-only" => &["--guest-cpus=1"],
+        "in-ram" => &["--merge=a-name"],
         _ => &[],
     }
 }

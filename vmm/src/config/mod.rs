@@ -4,6 +4,7 @@
 //! There is one way to make a [`RunConfig`]: [`resolve::run_config`].
 
 pub mod no_frequencies;
+pub mod ram_place;
 pub mod resolve;
 pub mod rt;
 pub mod topology;

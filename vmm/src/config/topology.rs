@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! From configured vCPUs to the facts that their device-tree nodes are made of.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
+use anyhow::Context;
 use vcpufreq_bridge::shm;
 use vcpufreq_device::{DomainId, guest_capacities, region_size};
 use vcpufreq_dt::{
@@ -15,6 +16,20 @@ use vcpufreq_vm::layout;
 /// Without the bridge the guest has no cpufreq driver, and Linux doesn't
 /// multiply capacities by a frequency: the same for all keeps their ratio.
 const SAME_FOR_ALL_KHZ: u32 = 1_000_000;
+
+/// A file with a tree may be padded. What is behind this many bytes isn't read.
+const MAX_FILE: u64 = 16 << 20;
+
+/// The bytes of the device tree at `path`.
+///
+/// # Errors
+/// As open(2) and read(2), in one line.
+pub fn read_tree(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let mut tree = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut tree));
+    read.with_context(|| format!("can't read {}; name a device tree blob", path.display()))?;
+    Ok(tree)
+}
 
 /// The registers of the cpufreq device of `vcpus`, at `base`.
 pub fn registers(vcpus: &[VcpuConfig], base: u64) -> CpufreqRegion {

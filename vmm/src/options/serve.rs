@@ -38,6 +38,14 @@ pub struct ListenArgs {
     /// The process that is served; others are refused
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
+    /// The guest's device tree, of vcpufreq dt --path ram: its registers are in
+    /// its RAM, and no VMM connects. The process is that of --pid or --pid-file
+    #[arg(long, value_name = "DTB")]
+    pub dtb: Option<PathBuf>,
+    /// A file with the process that is served by --dtb, which may be made later
+    /// (libvirt: /run/libvirt/qemu/NAME.pid)
+    #[arg(long, value_name = "PATH")]
+    pub pid_file: Option<PathBuf>,
     /// QEMU's control socket (-qmp), which tells the vCPUs' threads, pauses
     /// and resets [default: by the threads' names]
     #[arg(long, value_name = "PATH")]
@@ -46,6 +54,29 @@ pub struct ListenArgs {
     /// until vcpufreq cleanup, which a unit runs by ExecStopPost=
     #[arg(long)]
     pub no_guardian: bool,
+}
+
+impl ListenArgs {
+    /// Checks that they tell one way to a VMM.
+    ///
+    /// # Errors
+    /// Names the option that doesn't suit another one, and what to do.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let by_ram = self.dtb.is_some();
+        let at_socket = self.socket.is_some() || self.user.is_some();
+        let processes = [self.pid.is_some(), self.pid_file.is_some()];
+        match processes.map(usize::from).iter().sum() {
+            _ if by_ram && at_socket => {
+                bail!("by --dtb no VMM connects; leave --socket and --user out")
+            }
+            0 if by_ram => bail!("--dtb needs the VMM's process; give --pid or --pid-file"),
+            2 => bail!("--pid and --pid-file name one process; leave one out"),
+            _ if self.pid_file.is_some() && !by_ram => {
+                bail!("--pid-file needs the guest's --dtb; give that, or --pid")
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Options of `qemu`.
@@ -129,5 +160,46 @@ impl ServedArgs {
         let offered = path::offer_bpf();
         offered.map_err(|why| anyhow::anyhow!("--sum isn't possible: {why}"))?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! `serve` is told one way to a VMM.
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        listen: ListenArgs,
+    }
+
+    #[test]
+    fn there_is_one_way_to_a_vmm() {
+        for (line, said) in [
+            ("--socket s", ""),
+            ("--socket s --pid 7", ""),
+            ("--dtb t --pid 7", ""),
+            ("--dtb t --pid-file f --qmp q", ""),
+            ("--dtb t", "give --pid or --pid-file"),
+            ("--dtb t --pid 7 --pid-file f", "leave one out"),
+            (
+                "--dtb t --pid 7 --socket s",
+                "leave --socket and --user out",
+            ),
+            ("--dtb t --pid 7 --user u", "leave --socket and --user out"),
+            ("--pid-file f", "give that, or --pid"),
+        ] {
+            let words = ["serve"].into_iter().chain(line.split(' '));
+            let checked = Line::try_parse_from(words).unwrap().listen.check();
+            let line = checked.err().map(|error| error.to_string());
+            let line = line.unwrap_or_default();
+            assert!(
+                line.ends_with(said) && line.is_empty() == said.is_empty(),
+                "{line}"
+            );
+        }
     }
 }

@@ -15,7 +15,10 @@ mod ram;
 mod tree;
 
 use std::{
-    os::unix::{net::UnixStream, process::ExitStatusExt},
+    os::{
+        fd::AsFd,
+        unix::{net::UnixStream, process::ExitStatusExt},
+    },
     path::Path,
     process::{Child, Command, ExitStatus},
 };
@@ -37,6 +40,7 @@ use crate::{
         forget_process,
     },
     signals::{EndSignals, Ready, wait},
+    sys,
 };
 use alike::{pcpus_alike, start_on};
 use inherited::device;
@@ -151,9 +155,10 @@ impl Carrier {
                 ServedVmm::child(Connection::new(stream), qemu.id()).map(Some)
             }
             Self::Ram(ram) => {
-                let shared = ram.of_started(qemu, served)?;
-                let vmm = shared.map(|shared| ServedVmm::child_with_ram(shared, qemu.id()));
-                vmm.transpose()
+                let pid = qemu.id();
+                let process = sys::pidfd_open(pid).context("it can't be watched")?;
+                let shared = ram.of_started((qemu, process.as_fd()), served)?;
+                Ok(shared.map(|shared| ServedVmm::with_ram(shared, (pid, process), false)))
             }
         }
     }

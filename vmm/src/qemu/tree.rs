@@ -15,9 +15,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use vcpufreq_dt::Seeds;
 use vcpufreq_host::memory_file;
 
-use super::{inherited::inherited, ram::RamPlace};
+use super::inherited::inherited;
 use crate::{
-    config::topology,
+    config::{ram_place::RamPlace, topology},
     lifecycle::state::{self, StateDir},
     message::warn,
     options::serve::QemuPath,
@@ -79,10 +79,7 @@ impl Tree {
         let base = dumped(command)?;
         let in_ram = match path {
             QemuPath::Shm => None,
-            QemuPath::Ram => {
-                let ranges = vcpufreq_dt::memory(&base).context("can't read QEMU's device tree")?;
-                Some(RamPlace::last_of(&ranges)?)
-            }
+            QemuPath::Ram => Some(RamPlace::of_base(&base)?),
         };
         let kernel = command
             .kernel()

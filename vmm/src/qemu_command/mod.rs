@@ -55,6 +55,17 @@ impl<'a> QemuCommand<'a> {
         Ok(command)
     }
 
+    /// That of a process. What its -readconfig reads isn't known.
+    pub fn of_process(words: &'a [OsString]) -> anyhow::Result<Self> {
+        let (program, arguments) = words.split_first().context("it has no command line")?;
+        Ok(Self {
+            before: &[],
+            program,
+            arguments,
+            seen: arguments.to_vec(),
+        })
+    }
+
     pub fn program(&self) -> &OsStr {
         self.program
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The RAM of a VMM's guest, among the VMM's files.
+//! The RAM of a VMM's guest, among the VMM's files, and the registers in it.
 //!
 //! A file counts only if the VMM has mapped all of it as shared memory: a disk of the same size is
 //! never written to.
@@ -8,22 +8,103 @@ use std::{
     fs::{self, File},
     io,
     os::{
-        fd::{AsFd, RawFd},
+        fd::{BorrowedFd, RawFd},
         unix::fs::MetadataExt,
     },
+    time::Duration,
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail, ensure};
+use vcpufreq_bridge::shm::{SharedMemory, vcpu_threads};
+use vcpufreq_host::HostRoot;
+use vcpufreq_vm::probe::PathFacts;
 
-use super::takeover::{fdinfo, has_inode};
-use crate::sys;
+use super::{
+    Served, SharedWithVmm,
+    takeover::{fdinfo, has_inode},
+};
+use crate::{
+    config::ram_place::RamPlace,
+    options::KVM_DEVICE,
+    patience::{patience, patiently},
+    sys,
+};
+
+/// How often a VMM's files are looked at for its guest's RAM.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// And how long it may take to make that.
+const WITHIN: Duration = patience(60);
+
+/// Which registers are looked for in a VMM's RAM.
+#[derive(Clone, Copy)]
+pub struct WantedRam {
+    /// Where they are.
+    pub place: RamPlace,
+    /// How the hint for a VMM without such RAM goes on.
+    pub or: &'static str,
+}
+
+/// Those registers of a VMM that is starting or runs: its number, and what watches it. None if it
+/// `has_ended`.
+///
+/// # Errors
+/// When the VMM shares its RAM with no other process, makes none in time, or this process may not take
+/// its files.
+pub fn registers_of(
+    (pid, process): (u32, BorrowedFd<'_>),
+    WantedRam { place, or }: WantedRam,
+    served: &Served,
+    has_ended: &mut dyn FnMut() -> anyhow::Result<bool>,
+) -> anyhow::Result<Option<SharedWithVmm>> {
+    let host = HostRoot::default();
+    let file = patiently(WITHIN, "for QEMU to make its guest's RAM", |part| {
+        // It has its memory before it has its vCPUs.
+        let threads = vcpu_threads(&host, pid, 1);
+        let ram = shared_ram((pid, process), place.size)?;
+        if has_ended()? {
+            return Ok(Some(None));
+        }
+        if ram.is_none() && threads.iter().any(Option::is_some) {
+            bail!(
+                "QEMU shares no RAM of {} MiB, its guest's, with other processes; give its memory \
+                 object share=on (libvirt: <access mode='shared'/>), {or}",
+                place.size >> 20
+            );
+        }
+        if ram.is_none() {
+            part.is_ready(&[], LOOK_EVERY)?;
+        }
+        Ok(ram.map(Some))
+    });
+    let Some(file) = file? else {
+        bail!(
+            "QEMU has made neither RAM nor vCPUs within {} s; leave out -preconfig, or end what it \
+             waits for",
+            WITHIN.as_secs()
+        );
+    };
+    file.map(|file| registers_in(file, place, served))
+        .transpose()
+}
+
+/// The registers at `place` in `file`, a guest's RAM.
+///
+/// # Errors
+/// When it can't be mapped; what of the vCPUs' options no device can have.
+pub fn registers_in(file: File, place: RamPlace, served: &Served) -> anyhow::Result<SharedWithVmm> {
+    let memory = SharedMemory::in_guest_ram(file, place.offset, served.count()?);
+    let memory = memory.context("can't map the guest's RAM")?;
+    let shared = SharedWithVmm::in_guest_ram(memory);
+    shared.describe(served)?;
+    Ok(shared)
+}
 
 /// The file of `size` bytes that process `pid` maps whole as shared memory; none as long as there is
 /// no such mapping.
 ///
 /// # Errors
 /// When this process may not look at that one, or not take its files.
-pub fn shared_ram(pid: u32, size: u64) -> anyhow::Result<Option<File>> {
+fn shared_ram((pid, process): (u32, BorrowedFd<'_>), size: u64) -> anyhow::Result<Option<File>> {
     let refused = |error: io::Error| {
         anyhow!(
             "the RAM of process {pid} can't be taken ({error}); run this as its user, or with \
@@ -38,7 +119,6 @@ pub fn shared_ram(pid: u32, size: u64) -> anyhow::Result<Option<File>> {
     let Some(inode) = maps.lines().find_map(|line| mapped_whole(line, size)) else {
         return Ok(None);
     };
-    let process = sys::pidfd_open(pid).context("it can't be watched")?;
     let open = fs::read_dir(format!("/proc/{pid}/fd")).map_err(refused)?;
     // Without a look at each file itself, which another file system may answer late or never.
     for file in open.flatten() {
@@ -47,7 +127,7 @@ pub fn shared_ram(pid: u32, size: u64) -> anyhow::Result<Option<File>> {
         let Some(number) = number.filter(|number| has_inode(&fdinfo(pid, *number), inode)) else {
             continue;
         };
-        let file = File::from(sys::pidfd_getfd(process.as_fd(), number).map_err(refused)?);
+        let file = File::from(sys::pidfd_getfd(process, number).map_err(refused)?);
         // What a number stands for may have changed meanwhile.
         let found = file.metadata().map_err(refused)?;
         if (found.ino(), found.len()) == (inode, size) && found.is_file() {
@@ -55,6 +135,25 @@ pub fn shared_ram(pid: u32, size: u64) -> anyhow::Result<Option<File>> {
         }
     }
     Ok(None)
+}
+
+/// Checks that a guest's loads and stores there see the host's cache, and the host theirs: a line of
+/// it has a register of each side, so that cleaning it could undo a request.
+///
+/// # Errors
+/// When KVM doesn't run its guests so, or there is no KVM.
+pub fn check_coherent() -> anyhow::Result<()> {
+    check_facts(PathFacts::ask(KVM_DEVICE.as_ref(), false))
+}
+
+fn check_facts(facts: Result<PathFacts, String>) -> anyhow::Result<()> {
+    let facts = facts.map_err(anyhow::Error::msg)?;
+    ensure!(
+        facts.coherent,
+        "registers in a guest's RAM need a CPU with FEAT_S2FWB: its accesses go past this host's \
+         caches; leave --path ram out, or --dtb of serve"
+    );
+    Ok(())
 }
 
 /// The inode that a line of `maps` has for a shared, writable mapping of `size` bytes from a file's
@@ -71,7 +170,8 @@ fn mapped_whole(line: &str, size: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    //! The RAM is found in a process that shares it, and nothing else.
+    //! The RAM is found in a process that shares it, and nothing else. A host whose CPUs can't share
+    //! it is refused.
     use super::*;
 
     #[test]
@@ -93,5 +193,19 @@ mod tests {
             None
         );
         assert_eq!(mapped_whole("", 0x1000), None);
+    }
+
+    #[test]
+    fn caches_that_a_guest_goes_past_are_refused() {
+        let facts = |coherent| PathFacts {
+            protected: false,
+            readonly_slots: Ok(()),
+            ioeventfds: Ok(()),
+            coherent,
+        };
+        assert!(check_facts(Ok(facts(true))).is_ok());
+        let error = check_facts(Ok(facts(false))).unwrap_err().to_string();
+        assert!(error.contains("FEAT_S2FWB"), "{error}");
+        assert!(check_facts(Err("no KVM".to_owned())).is_err());
     }
 }

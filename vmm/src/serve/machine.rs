@@ -120,7 +120,11 @@ impl ServedVm {
                 // A VMM that was taken over may be another server's, unless it has ended. One that
                 // is ending has memory to free when its vCPUs' threads are gone.
                 let is_ending = || starting.that_live(threads).iter().all(Option::is_none);
-                if vmm.inherited.is_none() || vmm.gone_within(0) || is_ending() {
+                if vmm.inherited.is_none()
+                    || vmm.is_new_in_ram()
+                    || vmm.gone_within(0)
+                    || is_ending()
+                {
                     takeover::forget(&vmm);
                 }
                 Err(error)

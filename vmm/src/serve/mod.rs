@@ -10,6 +10,7 @@
 //! ends or is killed, and the next server takes it over. A process of its own, without rights, carries
 //! out the VM's requests.
 
+mod awaited;
 mod bridge;
 mod groups;
 mod guest_ram;
@@ -33,14 +34,20 @@ use anyhow::Context;
 use nix::unistd::User;
 use vcpufreq_host::HostRoot;
 
-use crate::{manager, message::warn, options::serve::ServeArgs, signals::EndSignals};
-pub use guest_ram::shared_ram;
+use crate::{
+    manager,
+    message::{chain, warn},
+    options::serve::ServeArgs,
+    signals::EndSignals,
+};
+use awaited::{AwaitedProcess, AwaitedVmm};
+pub use guest_ram::{WantedRam, check_coherent, registers_in, registers_of};
 pub use machine::{LeftVmm, ServedVm, VmChange};
 pub use pending_vmms::PendingVmms;
 pub use qmp::Qmp;
 pub use refusals::Refusals;
 pub use served::Served;
-use server::Server;
+use server::{REFUSED, Server};
 pub use socket::{Allowed, Socket};
 pub use starting::give_memory;
 pub use takeover::{forget, forget_process};
@@ -49,13 +56,15 @@ pub use vmm::{Connection, ServedVmm, SharedWithVmm};
 /// What `qemu` doesn't take.
 const OR_QMP: &str = ", or give --qmp its control socket";
 
-/// Serves one virtual machine after another until a signal ends it; returns the exit code.
+/// Serves one virtual machine after another until a signal ends it, or one that has registers in its
+/// RAM; returns the exit code.
 ///
 /// # Errors
 /// Whatever keeps it from starting, in one line.
 pub fn serve(options: ServeArgs) -> anyhow::Result<u8> {
     // Before a file is opened.
     let mut handed = manager::handed_to(std::process::id());
+    options.listen.check()?;
     let mut served = Served::check(options.served, HostRoot::default())?;
     let user = options.listen.user.as_deref().map(user_of).transpose()?;
     let listen = options.listen;
@@ -66,21 +75,46 @@ pub fn serve(options: ServeArgs) -> anyhow::Result<u8> {
     };
     // Before any thread is made, so that all of them leave the signals alone.
     let signals = EndSignals::take().context("can't wait for signals")?;
-    let path = listen.socket.as_deref();
-    let socket = Socket::open(path, allowed, &mut handed.files)?;
+    let process = listen.pid.map(AwaitedProcess::Number);
+    let process = process.or(listen.pid_file.map(AwaitedProcess::File));
+    let awaited = listen.dtb.zip(process);
+    let awaited = awaited.map(|(tree, process)| AwaitedVmm { process, tree });
+    let socket = match &awaited {
+        Some(awaited) => {
+            awaited.check(&served)?;
+            None
+        }
+        None => {
+            let path = listen.socket.as_deref();
+            Some(Socket::open(path, allowed, &mut handed.files)?)
+        }
+    };
     warn(&served.topology_source);
     served.create_events()?;
-    let taken_over = takeover::find(&socket, served.vcpus.len(), &handed.files)?;
+    let mut known = match &socket {
+        Some(socket) => takeover::find(socket, served.vcpus.len(), &handed.files)?,
+        None => Vec::new(),
+    };
     takeover::discard_ended(&handed.names)?;
     // A VM that was taken over has copies of its files.
     drop(handed);
     manager::ready()?;
+    if let Some(awaited) = awaited {
+        match awaited.found(&served, &signals) {
+            Ok(Some(vmm)) => known.push(vmm),
+            Ok(None) => return Ok(0),
+            Err(error) => {
+                warn(&chain(&error));
+                return Ok(REFUSED);
+            }
+        }
+    }
     let server = Server {
         served,
         socket,
         signals,
     };
-    server.run(taken_over, PendingVmms::by(listen.qmp, OR_QMP))
+    server.run(known, PendingVmms::by(listen.qmp, OR_QMP))
 }
 
 fn user_of(name: &str) -> anyhow::Result<User> {

@@ -216,7 +216,7 @@ impl PendingVmms {
         }
         let qmp = self.qmp.clone().map(Asked::new);
         let is_kept = vmm.was_served();
-        if qmp.is_some() && !is_kept {
+        if qmp.is_some() && vmm.inherited.is_none() {
             vmm.inherited = Some(give_memory(served, &vmm, &[])?);
         }
         self.all.push(Candidate {

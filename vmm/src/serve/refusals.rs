@@ -43,6 +43,11 @@ impl Refusals {
         self.add(|| line);
     }
 
+    /// Whether one that ran was.
+    pub fn has_refused(&self) -> bool {
+        self.reason.is_some()
+    }
+
     /// What a VMM's user is to read behind QEMU's last words, if one was refused.
     pub fn last_words(self) -> Option<String> {
         let why = self.reason?;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The server at work: VMMs come to its socket, the first that has its vCPUs is served, and others
-//! are refused until that one ends.
+//! are refused until that one ends. Without a socket it serves one VMM.
 
 use std::{
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     time::{Duration, Instant},
 };
 
+use anyhow::Context;
 use vcpufreq_host::Tid;
 
 use super::{
@@ -14,11 +15,17 @@ use super::{
 };
 use crate::{
     message::{chain, warn},
-    signals::{EndSignals, Ready, wait},
+    signals::{EndSignals, Ready, is_ready, wait},
 };
 
 /// The message when no process answers the doorbells any more.
 const WORKER_DIED: &str = "the process that carries out requests has died; start the server again";
+
+/// The exit code when the only VMM is refused: another try would be, too.
+pub const REFUSED: u8 = 3;
+
+/// How long a process whose threads have ended may take to end.
+const ENDING: Duration = Duration::from_millis(100);
 
 /// How often QEMU is heard at most: one that writes without an end neither keeps the server busy nor
 /// lets others wait.
@@ -27,7 +34,8 @@ const HEAR_EVERY: Duration = Duration::from_millis(10);
 /// What is there as long as the server.
 pub struct Server {
     pub served: Served,
-    pub socket: Socket,
+    /// None by a guest's RAM, for one VMM.
+    pub socket: Option<Socket>,
     pub signals: EndSignals,
 }
 
@@ -42,15 +50,17 @@ enum End {
 }
 
 impl Server {
-    /// Serves one VMM after another, those that were taken over first, until a signal ends it;
-    /// returns the exit code.
+    /// Serves one VMM after another, those that are known first, until a signal ends it; returns the
+    /// exit code. Without a socket it ends with the VMM.
     ///
     /// # Errors
     /// When poll(2) fails (`ENOMEM`). A VMM that can't be served is a refusal, and no error.
-    pub fn run(&self, taken_over: Vec<ServedVmm>, mut waiting: PendingVmms) -> anyhow::Result<u8> {
+    pub fn run(&self, known: Vec<ServedVmm>, mut waiting: PendingVmms) -> anyhow::Result<u8> {
         let mut refusals = Refusals::default();
-        for vmm in taken_over {
-            warn(&format!("takes process {} over", vmm.pid()));
+        for vmm in known {
+            if vmm.was_served() {
+                warn(&format!("takes process {} over", vmm.pid()));
+            }
             if let Err(error) = waiting.add(vmm, &self.served) {
                 refusals.add(|| not_served(&error));
             }
@@ -65,16 +75,23 @@ impl Server {
                     return Ok(code);
                 }
             }
-            if !is_said && waiting.next_look().is_none() {
-                let (path, vcpus) = (self.socket.path().display(), self.served.vcpus.len());
-                warn(&format!("waits at {path} for a VMM with {vcpus} vCPUs"));
-                is_said = true;
+            match &self.socket {
+                None if waiting.next_look().is_none() => {
+                    return Ok(if refusals.has_refused() { REFUSED } else { 0 });
+                }
+                Some(socket) if !is_said && waiting.next_look().is_none() => {
+                    let (path, vcpus) = (socket.path().display(), self.served.vcpus.len());
+                    warn(&format!("waits at {path} for a VMM with {vcpus} vCPUs"));
+                    is_said = true;
+                }
+                _ => {}
             }
-            match wait(&self.signals, &[self.socket.as_fd()], waiting.next_look())? {
+            let socket: Vec<_> = self.socket.iter().map(AsFd::as_fd).collect();
+            match wait(&self.signals, &socket, waiting.next_look())? {
                 Ready::Signal(_) => return Ok(0),
                 Ready::Nothing => {}
                 Ready::File(_) => {
-                    let added = self.socket.accept();
+                    let added = self.accept();
                     let added = added.and_then(|vmm| waiting.add(vmm, &self.served));
                     if let Err(error) = added {
                         refusals.add(|| not_served(&error));
@@ -82,6 +99,12 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// Takes the VMM that has connected.
+    fn accept(&self) -> anyhow::Result<ServedVmm> {
+        let socket = self.socket.as_ref().context("there is no socket")?;
+        socket.accept()
     }
 
     /// Serves a VMM until it ends. The exit code, if the server ends too.
@@ -92,9 +115,13 @@ impl Server {
         refusals: &mut Refusals,
     ) -> Option<u8> {
         let pid = vmm.pid();
+        let process = vmm.process().try_clone_to_owned().ok();
         let failed = |error| {
+            if has_ended(&process) {
+                return None;
+            }
             warn(&format!("process {pid} isn't served: {}", chain(&error)));
-            None
+            self.socket.is_none().then_some(REFUSED)
         };
         loop {
             let mut machine = match ServedVm::start(&self.served, vmm, &threads) {
@@ -138,20 +165,22 @@ impl Server {
                 false => machine.look_within(),
             };
             let control = machine.control().filter(|_| now >= next_hearing);
-            let mut files = vec![machine.lost(), self.socket.as_fd()];
+            let mut files = vec![machine.lost()];
             files.extend(machine.ends());
             let ends = files.len();
             files.extend(control);
             let controls = files.len();
             files.extend(machine.guardian_ended());
+            let guardian = files.len();
+            files.extend(self.socket.as_ref().map(AsFd::as_fd));
             match wait(&self.signals, &files, Some(until))? {
                 Ready::Nothing => {}
                 Ready::File(0) => {
                     warn(WORKER_DIED);
                     return Ok(End::Server(ERROR));
                 }
-                Ready::File(1) => {
-                    let other = self.socket.accept();
+                Ready::File(index) if index >= guardian => {
+                    let other = self.accept();
                     refusals.add(|| match &other {
                         Ok(other) => other_is_served(other.pid(), machine.pid()),
                         Err(error) => not_served(error),
@@ -168,6 +197,12 @@ impl Server {
             }
         }
     }
+}
+
+/// Whether the process that a file watches has, or does when its vCPUs' threads have.
+fn has_ended(process: &Option<OwnedFd>) -> bool {
+    let files: Vec<_> = process.iter().map(AsFd::as_fd).collect();
+    is_ready(&files, ENDING, false).is_ok_and(|ended| ended)
 }
 
 fn not_served(error: &anyhow::Error) -> String {

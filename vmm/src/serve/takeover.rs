@@ -61,11 +61,15 @@ pub fn keep(vmm: &ServedVmm, shared: &SharedWithVmm) -> anyhow::Result<()> {
         socket: vmm.socket.clone(),
         memory: memory_of(shared)?,
         bells: bells.context("this kernel doesn't number eventfds; it is older than 5.2")?,
-        in_ram: shared.memory.offset_in_ram().map(|offset| PagesInRam {
-            offset,
-            vcpus: shared.memory.vcpus(),
-        }),
+        in_ram: pages_of(shared),
     })
+}
+
+/// Where its pages are in the guest's RAM, if they are there.
+fn pages_of(shared: &SharedWithVmm) -> Option<PagesInRam> {
+    let offset = shared.memory.offset_in_ram()?;
+    let vcpus = shared.memory.vcpus();
+    Some(PagesInRam { offset, vcpus })
 }
 
 /// Device and number of the memory.
@@ -166,12 +170,11 @@ fn take_over(
     handed: &[OwnedFd],
 ) -> anyhow::Result<ServedVmm> {
     let host = HostRoot::default();
-    let host = KernelHost::from(&host);
     // At a socket no two servers can be.
-    let mut server = vm.server.iter().filter(|_| vm.socket.is_none());
-    if let Some(server) = server.find(|server| server.status(&host) == OwnerStatus::InUse) {
-        bail!("process {} serves it", server.pid);
+    if vm.socket.is_none() {
+        check_unserved(vm, &host)?;
     }
+    let host = KernelHost::from(&host);
     let count = vm.in_ram.map_or(vm.bells.len(), |pages| pages.vcpus.into());
     if count != vcpus {
         bail!("it has {count} vCPUs; start the server with --cpus {count}");
@@ -195,6 +198,33 @@ fn take_over(
     let mut vmm = ServedVmm::taken_over(process, pid, socket.path().to_owned(), shared);
     vmm.stream = stream.transpose().context("no more open files")?;
     Ok(vmm)
+}
+
+/// Checks that no server serves process `pid`, whose guest has registers in its RAM. The record of the
+/// last one that did, if there is one.
+///
+/// # Errors
+/// When the records can't be read, or another server serves it.
+pub fn last_record(pid: u32) -> anyhow::Result<Option<KeptVm>> {
+    let host = HostRoot::default();
+    let running = StateDir::of_user()?.kept(&host)?;
+    let vm = running.kept.into_iter().find(|vm| vm.vmm.pid == pid);
+    vm.iter().try_for_each(|vm| check_unserved(vm, &host))?;
+    Ok(vm)
+}
+
+/// Checks that no server that lives serves `vm`.
+fn check_unserved(vm: &KeptVm, host: &HostRoot) -> anyhow::Result<()> {
+    let server = vm.server.as_ref();
+    match server.filter(|server| server.status(&KernelHost::from(host)) == OwnerStatus::InUse) {
+        Some(server) => bail!("process {} serves it; end that first", server.pid),
+        None => Ok(()),
+    }
+}
+
+/// Whether `vm` is the record of these pages.
+pub fn is_of(vm: &KeptVm, shared: &SharedWithVmm) -> bool {
+    vm.in_ram == pages_of(shared) && memory_of(shared).is_ok_and(|memory| memory == vm.memory)
 }
 
 fn is_connection_of(file: &OwnedFd, pid: u32) -> bool {

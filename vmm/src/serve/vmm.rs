@@ -33,6 +33,8 @@ pub struct ServedVmm {
     pub socket: Option<PathBuf>,
     /// What it has of the server before this one.
     pub inherited: Option<SharedWithVmm>,
+    /// Whether a server before this one has served it.
+    was_served: bool,
     /// Its control socket, by which its threads were found.
     pub control: Option<Qmp>,
 }
@@ -145,6 +147,7 @@ impl ServedVmm {
             stream: Some(stream),
             socket: Some(socket),
             inherited: None,
+            was_served: false,
             control: None,
         })
     }
@@ -161,29 +164,38 @@ impl ServedVmm {
             stream: Some(stream),
             socket: None,
             inherited: None,
+            was_served: false,
             control: None,
         })
     }
 
-    /// A child of this process whose guest has `shared` in its RAM.
-    ///
-    /// # Errors
-    /// As [`Self::child`].
-    pub fn child_with_ram(shared: SharedWithVmm, pid: u32) -> anyhow::Result<Self> {
-        Ok(Self {
-            process: sys::pidfd_open(pid).context("it can't be watched")?,
+    /// The one of this number, which `process` watches, and whose guest has `shared` in its RAM. If it
+    /// `was_served`, a server before this one did that.
+    pub fn with_ram(
+        shared: SharedWithVmm,
+        (pid, process): (u32, OwnedFd),
+        was_served: bool,
+    ) -> Self {
+        Self {
+            process,
             pid,
             stream: None,
             socket: None,
             inherited: Some(shared),
+            was_served,
             control: None,
-        })
+        }
+    }
+
+    /// Whether its guest has its registers in its RAM, and no server before this one has served it.
+    pub fn is_new_in_ram(&self) -> bool {
+        let memory = self.inherited.as_ref().map(|shared| &shared.memory);
+        !self.was_served && memory.is_some_and(|memory| memory.offset_in_ram().is_some())
     }
 
     /// Whether a server before this one has served it.
     pub fn was_served(&self) -> bool {
-        // A child has its server's memory, and no socket.
-        self.inherited.is_some() && self.socket.is_some()
+        self.was_served
     }
 
     /// One that a server before the one at `socket` has served.
@@ -194,6 +206,7 @@ impl ServedVmm {
             stream: None,
             socket: Some(socket),
             inherited: Some(shared),
+            was_served: true,
             control: None,
         }
     }

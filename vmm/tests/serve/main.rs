@@ -16,6 +16,7 @@
 //!   leaves all as it was. Another user's VMM is a line too.
 //! - A second VMM at the same socket is refused, with one line, while the first is served. One
 //!   without vCPUs delays none.
+//! - A VM whose guest has registers in its RAM: `ram.rs`.
 //! - vCPUs come and go: `vcpus.rs`. Guardians and locks: `guardian.rs`.
 //! - A server that can't serve any longer ends, with an exit code that tells.
 //! - A VM's process has no rights of the server, none of its files but those of the VM, and leaves
@@ -29,6 +30,7 @@
 
 mod guardian;
 mod guest;
+mod ram;
 #[path = "../scripts/mod.rs"]
 mod scripts;
 mod server;

@@ -33,7 +33,7 @@ use super::{
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vcpufreq");
 
 /// Of a VM with one vCPU.
-const ONE_VCPU: [&str; 4] = [
+pub const ONE_VCPU: [&str; 4] = [
     "--cpus=1",
     "--pin=0=0",
     "--table=0=500000,1000000",
@@ -75,6 +75,13 @@ impl Server {
 
     pub fn start(socket: &Path) -> Self {
         Self::start_for(socket, &ONE_VCPU)
+    }
+
+    /// One of the guest with the device tree at `dtb`, and of the process that these options name.
+    pub fn start_by_ram(dtb: &Path, process: &[&str]) -> Self {
+        let host = host();
+        let mut command = Self::command("serve", &host, &ONE_VCPU);
+        Self::spawn(command.arg("--dtb").arg(dtb).args(process), host)
     }
 
     /// The same for a VM that these options describe.

@@ -13,6 +13,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    ptr::null_mut,
     sync::mpsc::{Sender, channel},
     thread,
 };
@@ -30,6 +31,10 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use super::scripts::write_script;
 
 const SOCKET: &str = "VCPUFREQ_TEST_SOCKET";
+/// It doesn't connect, and its guest has so many bytes of RAM.
+const RAM: &str = "VCPUFREQ_TEST_RAM";
+/// Which it doesn't share.
+const PRIVATE: &str = "VCPUFREQ_TEST_PRIVATE";
 const USER: &str = "VCPUFREQ_TEST_USER";
 /// How many vCPUs it has; else one.
 pub const VCPUS: &str = "VCPUFREQ_TEST_VCPUS";
@@ -49,6 +54,9 @@ const SET_PERF: u64 = 0x1004;
 pub fn stand_for_one() {
     if let Ok(user) = env::var(USER) {
         setuid(user.parse::<u32>().unwrap().into()).unwrap();
+    }
+    if let Ok(size) = env::var(RAM) {
+        return stand_for_one_with_ram(size.parse().unwrap());
     }
     let Some(stream) = connection() else {
         return;
@@ -120,6 +128,38 @@ pub fn stand_for_one() {
             }
             ("tell", "pid") => println!("@{}", std::process::id()),
             ("read", at) => println!("@{}", word(at.parse().unwrap())),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// One whose guest has its registers in the last 2 MiB of its RAM, of so many bytes.
+fn stand_for_one_with_ram(size: usize) {
+    let ram = vcpufreq_host::memory_file(c"ram").unwrap();
+    ram.set_len(size.try_into().unwrap()).unwrap();
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = match env::var(PRIVATE) {
+        Ok(_) => libc::MAP_PRIVATE,
+        Err(_) => libc::MAP_SHARED,
+    };
+    // SAFETY: the kernel chooses the address, which nothing uses.
+    let mapped = unsafe { libc::mmap(null_mut(), size, rights, flags, ram.as_raw_fd(), 0) };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    let _vcpu = start_vcpu(0);
+    println!("@ready");
+    let page = u64::try_from(size).unwrap() - (2 << 20);
+    for line in std::io::stdin().lines() {
+        match line.unwrap().split_once(' ').unwrap() {
+            ("request", khz) => {
+                let khz: u32 = khz.parse().unwrap();
+                ram.write_all_at(&khz.to_le_bytes(), page + 4).unwrap();
+                println!("@stored");
+            }
+            ("read", "cur_perf") => {
+                let mut word = [0; 4];
+                ram.read_exact_at(&mut word, page).unwrap();
+                println!("@{}", u32::from_le_bytes(word));
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -221,14 +261,28 @@ impl Vmm {
 
     fn start_with(socket: &Path, values: &[(&str, u32)]) -> Self {
         let values = values.iter().map(|(what, value)| (what, value.to_string()));
-        let mut process = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "vmm_process", "--nocapture"])
-            .env(SOCKET, socket)
-            .envs(values)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut process = Command::new(env::current_exe().unwrap());
+        process.args(["--exact", "vmm_process", "--nocapture"]);
+        Self::spawn(process.env(SOCKET, socket).envs(values))
+    }
+
+    /// One that doesn't connect, and whose guest has so much RAM and this command line of QEMU's.
+    pub fn with_ram(size: usize, shares: bool, words: &[&str]) -> Self {
+        let mut process = Command::new(env::current_exe().unwrap());
+        // To the harness they are names of other tests.
+        process.args(["--exact", "--nocapture", "vmm_process", "--"]);
+        process.args(words).env(RAM, size.to_string());
+        if !shares {
+            process.env(PRIVATE, "1");
+        }
+        let mut vmm = Self::spawn(&mut process);
+        assert_eq!(vmm.answer(), "ready");
+        vmm
+    }
+
+    fn spawn(process: &mut Command) -> Self {
+        let process = process.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = process.spawn().unwrap();
         Self {
             pid: process.id(),
             ask: process.stdin.take().unwrap(),

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A VM whose guest has registers in its RAM: the server looks for its process, serves it, and ends with
+//! it. The next server takes it over from one that was killed, and none from one that lives. What can't
+//! be served is one line and the exit code for that.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+use vcpufreq_dt::vm_fdt::{FdtWriter, FdtWriterResult};
+
+use super::{
+    left,
+    server::{ONE_VCPU, PROGRAM, Server},
+    vmm::Vmm,
+    wait_until,
+};
+
+const SIZE: usize = 64 << 20;
+/// The exit code of a server whose only VM is refused.
+const REFUSED: i32 = 3;
+
+/// The guest's tree, in a folder of its own; none where a test is skipped.
+fn tree() -> Option<(TempDir, PathBuf)> {
+    let (dir, _) = super::dir()?;
+    if fs::File::open("/dev/kvm").is_err() {
+        println!("SKIP: takes KVM, which tells whether guests can share their RAM");
+        return None;
+    }
+    let (base, dtb) = (dir.path().join("base.dtb"), dir.path().join("guest.dtb"));
+    fs::write(&base, base_tree().unwrap()).unwrap();
+    let mut dt = Command::new(PROGRAM);
+    dt.arg("dt").args(ONE_VCPU).args(["--in-ram", "--merge"]);
+    let made = dt.arg(base).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    fs::write(&dtb, made.stdout).unwrap();
+    Some((dir, dtb))
+}
+
+/// QEMU's, as far as it matters.
+fn base_tree() -> FdtWriterResult<Vec<u8>> {
+    let mut fdt = FdtWriter::new()?;
+    let root = fdt.begin_node("")?;
+    fdt.property_u32("#address-cells", 2)?;
+    fdt.property_u32("#size-cells", 2)?;
+    let memory = fdt.begin_node("memory@40000000")?;
+    fdt.property_string("device_type", "memory")?;
+    fdt.property_array_u64("reg", &[1 << 30, SIZE as u64])?;
+    fdt.end_node(memory)?;
+    let cpus = fdt.begin_node("cpus")?;
+    fdt.property_u32("#address-cells", 1)?;
+    fdt.property_u32("#size-cells", 0)?;
+    let cpu = fdt.begin_node("cpu@0")?;
+    fdt.property_string("compatible", "arm,cortex-a57")?;
+    fdt.property_u32("reg", 0)?;
+    fdt.end_node(cpu)?;
+    fdt.end_node(cpus)?;
+    fdt.end_node(root)?;
+    fdt.finish()
+}
+
+/// A VMM that boots this tree.
+fn vmm_of(dtb: &str) -> Vmm {
+    Vmm::with_ram(SIZE, true, &["-kernel", "Image", "-dtb", dtb])
+}
+
+#[test]
+fn it_is_found_served_and_taken_over() {
+    let Some((dir, dtb)) = tree() else { return };
+    let file = dir.path().join("vm.pid");
+    let options = format!("--pid-file={}", file.display());
+    let server = Server::start_by_ram(&dtb, &[&options]).that_says("to name a VMM with 1 vCPU");
+    let mut vmm = vmm_of(dtb.to_str().unwrap());
+    fs::write(&file, vmm.pid.to_string()).unwrap();
+    wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
+    vmm.ask("request 700000");
+    wait_until("the request", || server.asked() == Some(700_000));
+    // The host's CPU 0 is a little one, and the table a big one's.
+    wait_until("its frequency", || vmm.ask("read cur_perf") == "321289");
+
+    let (status, said) = Server::start_by_ram(&dtb, &[&options]).output();
+    assert_eq!(status.code(), Some(REFUSED), "{said:?}");
+    let line = format!("process {} serves it; end that first", server.process.id());
+    assert!(said.concat().contains(&line), "{said:?}");
+    assert_eq!(vmm.pcpus(), 1);
+
+    server.end(Signal::SIGKILL);
+    wait_until("the pin is put back", || vmm.pcpus() > 1);
+    let pid = format!("--pid={}", vmm.pid);
+    let server = Server::start_by_ram(&dtb, &[&pid]).that_says("takes process");
+    wait_until("the vCPU is pinned again", || vmm.pcpus() == 1);
+    wait_until("the same request", || server.asked() == Some(700_000));
+    let own = server.process.id();
+    vmm.end();
+    let (status, said) = server.output();
+    assert_eq!(status.code(), Some(0), "{said:?}");
+    assert!(left(own).is_empty() && left(vmm.pid).is_empty());
+}
+
+#[test]
+fn a_signal_ends_a_server_that_waits() {
+    let Some((dir, dtb)) = tree() else { return };
+    let file = dir.path().join("vm.pid");
+    // Of a process that has ended.
+    fs::write(&file, u32::MAX.to_string()).unwrap();
+    let options = format!("--pid-file={}", file.display());
+    let server = Server::start_by_ram(&dtb, &[&options]).that_says("waits for");
+    assert_eq!(server.end(Signal::SIGTERM).0.code(), Some(0));
+    // QEMU makes its control socket later than its RAM.
+    let mut vmm = vmm_of(dtb.to_str().unwrap());
+    let qmp = format!("--qmp={}", dir.path().join("qmp").display());
+    let pid = format!("--pid={}", vmm.pid);
+    let server = Server::start_by_ram(&dtb, &[&pid, &qmp]);
+    wait_until("it is on record", || vmm.is_kept());
+    assert_eq!(server.end(Signal::SIGTERM).0.code(), Some(0));
+    vmm.end();
+}
+
+#[test]
+fn what_is_no_such_vm_is_refused() {
+    let Some((dir, dtb)) = tree() else { return };
+    let (own, other) = (dtb.to_str().unwrap(), dir.path().join("base.dtb"));
+    let other = other.to_str().unwrap();
+    let rows: [(bool, &[&str], &str); 5] = [
+        (
+            false,
+            &["-kernel", "Image", "-dtb", own],
+            "shares no RAM of 64 MiB",
+        ),
+        (true, &["-kernel", "Image", "-dtb", other], "give QEMU -dtb"),
+        (true, &["-kernel", "Image"], "give QEMU -dtb"),
+        (true, &["-dtb", own], "give QEMU -kernel"),
+        (
+            true,
+            &["-kernel", "Image", "-bios", "EFI", "-dtb", own],
+            "give QEMU -kernel",
+        ),
+    ];
+    for (shares, words, line) in rows {
+        let mut vmm = Vmm::with_ram(SIZE, shares, words);
+        let pid = format!("--pid={}", vmm.pid);
+        let (status, said) = Server::start_by_ram(&dtb, &[&pid]).output();
+        assert_eq!(status.code(), Some(REFUSED), "{said:?}");
+        let last = said.last().unwrap();
+        assert!(
+            last.starts_with(&format!("vcpufreq: process {} isn't served: ", vmm.pid)),
+            "{said:?}"
+        );
+        assert!(last.contains(line), "{said:?}");
+        assert!(!vmm.is_kept() && vmm.pcpus() > 1);
+        vmm.end();
+    }
+}
