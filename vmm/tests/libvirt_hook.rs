@@ -6,6 +6,8 @@
 //! - Nothing is done for a domain without the device, for one with another server, or at other times.
 //! - A device tree beside which QEMU's own lies is made anew. If that fails, the tree stays, and the
 //!   domain starts, unless QEMU's own is newer, or there is none.
+//! - A domain whose options have its tree has registers in its RAM: the tree gets them, and the service is
+//!   started. One of another tree, or with the device too, is refused.
 //! - If the socket can't be started, the hook fails, and libvirt doesn't start the domain.
 //! - The host is prepared before the first real-time domain, and restored after the last one. A host that
 //!   was prepared by hand stays so. If it can't be prepared, one line says so, and libvirt doesn't start
@@ -26,6 +28,7 @@ use tempfile::TempDir;
 
 const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/examples/libvirt-hook");
 const DOMAIN: &str = include_str!("../docs/examples/libvirt.xml");
+const RAM_DOMAIN: &str = include_str!("../docs/examples/libvirt-ram.xml");
 const PREPARE: [&str; 2] = ["prepare", "begin"];
 const RELEASE: [&str; 2] = ["release", "end"];
 /// Each writes its command line; systemctl fails for a domain of this name.
@@ -35,7 +38,7 @@ const SYSTEMCTL: &str =
 const VCPUFREQ: &str = "#!/bin/sh
 echo vcpufreq $* >>$CALLS
 case $1$2 in
-dt*) cat ${5:?} ;;
+dt*) for tree; do :; done; cat ${tree:?} ;;
 rtapply)
 	echo change
 	if [ -e ${0%/*}/fails ]; then
@@ -208,6 +211,43 @@ fn a_tree_is_made_of_qemus_own() {
     let stale = host.call("NAME", PREPARE, &xml);
     assert_eq!((stale.code, stale.calls.len()), (1, 0));
     assert!(stale.said.contains("is older than"), "{}", stale.said);
+}
+
+#[test]
+fn a_domain_with_registers_in_ram_has_its_service() {
+    let host = Host::new();
+    let tree = host.path().join("guest.dtb");
+    let tree = tree.to_str().unwrap();
+    let of = |xml: &str| xml.replace("/var/lib/libvirt/guest.dtb", tree);
+    let (xml, with_device) = (of(RAM_DOMAIN), of(DOMAIN));
+    let base = format!("{tree}.base");
+    fs::write(&base, "made").unwrap();
+    let options = host.path().join("etc/vcpufreq/NAME.toml");
+    let shown = options.display();
+    // Without the key it is a domain without a bridge.
+    assert_eq!(host.call("NAME", PREPARE, &xml), silent(&[]));
+    for quote in ["'", "\""] {
+        fs::write(&options, format!("cpus = 2\n dtb = {quote}{tree}{quote}\n")).unwrap();
+        let made = format!("vcpufreq dt --config {shown} --in-ram --merge {base}");
+        let start = "systemctl restart vcpufreq-serve@NAME.service";
+        assert_eq!(host.call("NAME", PREPARE, &xml), silent(&[&made, start]));
+    }
+    let stop = "systemctl stop vcpufreq-serve@NAME.socket";
+    assert_eq!(host.call("NAME", RELEASE, &xml), silent(&[stop]));
+    for (xml, line) in [
+        (
+            with_device,
+            format!("it has <shmem>, and {shown} has dtb; take one out"),
+        ),
+        (
+            RAM_DOMAIN.to_owned(),
+            format!("its <dtb> isn't the dtb of {shown}"),
+        ),
+    ] {
+        let done = host.call("NAME", PREPARE, &xml);
+        assert_eq!((done.code, done.calls.len()), (1, 0), "{done:?}");
+        assert_eq!(done.said, format!("vcpufreq: domain NAME: {line}\n"));
+    }
 }
 
 #[test]

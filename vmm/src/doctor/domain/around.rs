@@ -101,5 +101,7 @@ fn server_options(path: &Path) -> Result<Option<ServeArgs>, String> {
     let flags: Vec<_> = flags.map(|flag| flag.text.clone()).collect();
     let matches = command.try_get_matches_from(flags);
     let options = matches.and_then(|matches| ServeArgs::from_arg_matches(&matches));
-    options.map(Some).map_err(|error| usage(&error))
+    let options = options.map_err(|error| usage(&error))?;
+    options.listen.check().map_err(|error| chain(&error))?;
+    Ok(Some(options))
 }

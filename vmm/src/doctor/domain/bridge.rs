@@ -1,13 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether a domain has the device, the server and the device tree by which its guest's requests reach
-//! the host.
+//! Whether a domain has the device or the shared RAM, the server and the device tree by which its
+//! guest's requests reach the host.
+
+use std::path::Path;
 
 use super::{checked::CheckedDomain, xml::DomainShmem};
 use crate::doctor::DoctorFinding;
 
 const SHMEM: &str = "shmem";
+const SERVER: &str = "server";
 
 pub(super) fn findings(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
+    if let Err(why) = &of.around.server {
+        let finding = DoctorFinding::blocker(SERVER, why.clone(), "the server doesn't start");
+        return vec![finding.change(format!("correct {}", of.around.options_file))];
+    }
+    let in_ram = of.server().and_then(|server| server.listen.dtb.as_deref());
+    if let Some(dtb) = in_ram {
+        let mut found = vec![memory(of), server_in_ram(of, dtb)];
+        found.extend(tree(of));
+        return found;
+    }
     let Some(shmem) = &of.xml.shmem else {
         let finding = DoctorFinding::limit(SHMEM, "none named vcpufreq", "the guest has no bridge");
         let line = format!(
@@ -67,36 +80,92 @@ fn device(of: &CheckedDomain<'_>, shmem: &DomainShmem) -> Vec<DoctorFinding> {
     found
 }
 
+/// The RAM in which its guest has registers.
+fn memory(of: &CheckedDomain<'_>) -> DoctorFinding {
+    const NAME: &str = "memoryBacking";
+    match of.xml.shared {
+        true => DoctorFinding::good(NAME, "shared", "the server can map the guest's RAM"),
+        false => DoctorFinding::blocker(NAME, "not shared", "the server can't map the guest's RAM")
+            .change("<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"),
+    }
+}
+
+/// What the server of such a domain looks for.
+fn server_in_ram(of: &CheckedDomain<'_>, dtb: &Path) -> DoctorFinding {
+    let file = &of.around.options_file;
+    let blocker = |what: String, why: &str, line: String| {
+        DoctorFinding::blocker(SERVER, what, why).change(format!("{line} in {file}"))
+    };
+    let device = of.xml.shmem.as_ref();
+    let device = device.map(|_| "a <shmem> named vcpufreq, and a key dtb");
+    let firmware = (!of.xml.has_kernel).then_some("no <kernel>, or a <loader>");
+    let tree = match &of.xml.dtb {
+        Some(path) => (Path::new(path) != dtb).then_some("another <dtb>"),
+        None => Some("no <dtb>"),
+    };
+    for (what, why, line) in [
+        (
+            device,
+            "QEMU waits for a server at a socket",
+            "take one out",
+        ),
+        (
+            firmware,
+            "firmware uses the RAM that the registers are in",
+            "boot a <kernel>",
+        ),
+        (
+            tree,
+            "the server looks for the registers of its dtb",
+            "name one path in <dtb> and as dtb",
+        ),
+    ] {
+        if let Some(what) = what {
+            let finding = DoctorFinding::blocker(SERVER, what, why);
+            return finding.change(format!("{line} ({file})"));
+        }
+    }
+    let wanted = format!("/run/libvirt/qemu/{}.pid", of.xml.name);
+    let listen = of.server().map(|server| &server.listen);
+    let pid_file = listen.and_then(|listen| listen.pid_file.as_deref());
+    if pid_file != Some(Path::new(&wanted)) {
+        let what = pid_file.map_or("no pid-file".to_owned(), |file| file.display().to_string());
+        let line = format!("pid-file = \"{wanted}\"");
+        return blocker(what, "libvirt writes no other file", line);
+    }
+    fits(of).unwrap_or_else(|| {
+        DoctorFinding::good(SERVER, wanted, format!("its options in {file} fit"))
+    })
+}
+
+/// What of the server's options doesn't fit.
+fn fits(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
+    let file = &of.around.options_file;
+    let cpus = of.server()?.served.vcpus.cpus.unwrap_or(1);
+    (cpus != of.xml.vcpus).then(|| {
+        let what = format!("{file} has {cpus} vCPUs, and the domain {}", of.xml.vcpus);
+        let finding = DoctorFinding::blocker(SERVER, what, "the server refuses the domain");
+        finding.change(format!("cpus = {} in {file}", of.xml.vcpus))
+    })
+}
+
 fn server(of: &CheckedDomain<'_>, shmem: &DomainShmem) -> DoctorFinding {
-    const NAME: &str = "server";
     let file = &of.around.options_file;
     let Some(path) = &shmem.server else {
         let why = "QEMU would make its memory itself";
-        return DoctorFinding::blocker(NAME, "none", why).change(server_line(of));
+        return DoctorFinding::blocker(SERVER, "none", why).change(server_line(of));
     };
     if *path != unit_socket(of) {
         let why = "the hook and vcpufreq-serve@.socket don't serve it";
-        return DoctorFinding::limit(NAME, path.clone(), why).change(server_line(of));
+        return DoctorFinding::limit(SERVER, path.clone(), why).change(server_line(of));
     }
-    let options = match &of.around.server {
-        Ok(Some(options)) => options,
-        Ok(None) => {
-            let why = "vcpufreq-serve@.socket doesn't start without";
-            let finding = DoctorFinding::blocker(NAME, format!("there is no {file}"), why);
-            return finding.change("make it of /usr/share/doc/vcpufreq/examples/serve.toml");
-        }
-        Err(why) => {
-            let finding = DoctorFinding::blocker(NAME, why.clone(), "the server doesn't start");
-            return finding.change(format!("correct {file}"));
-        }
-    };
-    let cpus = options.served.vcpus.cpus.unwrap_or(1);
-    if cpus != of.xml.vcpus {
-        let what = format!("{file} has {cpus} vCPUs, and the domain {}", of.xml.vcpus);
-        let finding = DoctorFinding::blocker(NAME, what, "the server refuses the domain");
-        return finding.change(format!("cpus = {} in {file}", of.xml.vcpus));
+    if of.server().is_none() {
+        let why = "vcpufreq-serve@.socket doesn't start without";
+        let finding = DoctorFinding::blocker(SERVER, format!("there is no {file}"), why);
+        return finding.change("make it of /usr/share/doc/vcpufreq/examples/serve.toml");
     }
-    DoctorFinding::good(NAME, path.clone(), format!("its options in {file} fit"))
+    let good = || DoctorFinding::good(SERVER, path.clone(), format!("its options in {file} fit"));
+    fits(of).unwrap_or_else(good)
 }
 
 /// An arm64 guest has capacities, OPPs and energy by its device tree alone.

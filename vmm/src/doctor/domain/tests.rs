@@ -536,6 +536,87 @@ fn a_domain_without_real_time_vcpus_needs_its_bridge_alone() {
     );
 }
 
+/// The example, with the options that its comment names.
+#[test]
+fn a_domain_with_registers_in_ram_needs_no_device() {
+    const XML: &str = include_str!("../../../../docs/examples/libvirt-ram.xml");
+    const OPTIONS: &str = "cpus = 2\ndtb = '/var/lib/libvirt/guest.dtb'\n\
+        pid-file = '/run/libvirt/qemu/NAME.pid'\n";
+    let host = host();
+    for tree in ["guest", "other"] {
+        host.write(&format!("var/lib/libvirt/{tree}.dtb.base"), "");
+    }
+    for (old, new, subject, line) in [
+        ("", "", "", ""),
+        (
+            "mode='shared'",
+            "mode='private'",
+            "memoryBacking",
+            "<access mode='shared'/>",
+        ),
+        (
+            "libvirt/guest.dtb<",
+            "libvirt/other.dtb<",
+            "server",
+            "name one path in <dtb> and as dtb",
+        ),
+        (
+            "<dtb>",
+            "<initrd>",
+            "server",
+            "name one path in <dtb> and as dtb",
+        ),
+        ("<kernel>", "<loader>", "server", "boot a <kernel>"),
+        (
+            "</os>",
+            "</os><devices><shmem name='vcpufreq'/></devices>",
+            "server",
+            "take one out",
+        ),
+        (
+            "qemu/NAME.pid'",
+            "NAME.pid'",
+            "server",
+            "pid-file = \"/run/libvirt/qemu/NAME.pid\" in",
+        ),
+        ("cpus = 2", "cpus = 3", "server", "cpus = 2 in"),
+        (
+            "cpus = 2",
+            "cpus = 2\nsocket = '/s'",
+            "server",
+            "correct /etc/vcpufreq/NAME.toml",
+        ),
+        (
+            "cpus = 2",
+            "cpus = two",
+            "server",
+            "correct /etc/vcpufreq/NAME.toml",
+        ),
+    ] {
+        host.write(OPTIONS_FILE, OPTIONS.replace(old, new));
+        let xml = XML.replace("cpuset='4'", "cpuset='3'");
+        let xml = xml.replace(old, new).replace("</initrd>", "</dtb>");
+        let xml = xml.replace("<initrd>/var/lib/libvirt/guest.dtb</dtb>", "");
+        let xml = xml.replace("<loader>/var/lib/libvirt/Image</kernel>", "<loader/>");
+        let found = bad(&host, &xml, None);
+        let mut blockers = found.iter().filter(|one| one.level == Level::Blocker);
+        let blocker = blockers.next();
+        assert_eq!(
+            blocker.map_or("", |one| one.subject),
+            subject,
+            "{old}: {}",
+            text(&found)
+        );
+        let change = blocker.and_then(|one| one.change.as_deref());
+        assert!(
+            change.unwrap_or_default().contains(line),
+            "{old}: {}",
+            text(&found)
+        );
+        assert!(blockers.next().is_none(), "{old}: {}", text(&found));
+    }
+}
+
 #[test]
 fn what_is_no_domain_is_refused() {
     let laughs =

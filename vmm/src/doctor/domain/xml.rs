@@ -40,6 +40,8 @@ pub struct DomainXml {
     /// The elements of `<cputune>` that limit CPU time.
     pub quotas: Vec<String>,
     pub locked: bool,
+    /// Other processes may map its memory.
+    pub shared: bool,
     pub hugepages: bool,
     pub nosharepages: bool,
     /// `none` or a device.
@@ -47,6 +49,8 @@ pub struct DomainXml {
     pub cpu_mode: Option<String>,
     pub pmu_off: bool,
     pub timers: Vec<DomainTimer>,
+    /// libvirt loads a kernel, without firmware.
+    pub has_kernel: bool,
     /// The device tree's path.
     pub dtb: Option<String>,
     pub shmem: Option<DomainShmem>,
@@ -109,6 +113,8 @@ impl DomainXml {
             cpuset: vcpu.map_or(Ok(None), |node| cpus(node, "cpuset"))?,
             iothreads: iothreads(root)?,
             locked: backing("locked"),
+            shared: at(root, &["memoryBacking", "access"])
+                .is_some_and(|node| node.attribute("mode") == Some("shared")),
             hugepages: backing("hugepages"),
             nosharepages: backing("nosharepages"),
             balloon: devices()
@@ -118,6 +124,8 @@ impl DomainXml {
             pmu_off: at(root, &["features", "pmu"])
                 .is_some_and(|node| node.attribute("state") == Some("off")),
             timers: timers.map(timer).collect(),
+            has_kernel: at(root, &["os", "kernel"]).is_some()
+                && at(root, &["os", "loader"]).is_none(),
             dtb: text_of(at(root, &["os", "dtb"])),
             shmem: shmem.map(shared_memory).transpose()?,
             has_master: has_master(root),
