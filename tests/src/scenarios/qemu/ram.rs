@@ -265,7 +265,7 @@ fn a_step_above(policy: &Policy, opp: u32) -> u32 {
 }
 
 /// Which of a vCPU's accesses leave the guest.
-fn accesses(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<LabVerdict> {
+pub fn accesses(vm: &mut Vm, device: &GuestDevice, policies: &[Policy]) -> Result<LabVerdict> {
     let (vcpu, policy) = last_of(policies)?;
     let opps: Vec<_> = policy.opps.iter().map(u32::to_string).collect();
     let (read, write) = (device.cur_perf(vcpu), device.set_perf(vcpu));

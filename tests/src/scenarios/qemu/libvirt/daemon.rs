@@ -84,6 +84,14 @@ impl Daemon {
         Ok(Self { vm, shell, sockets })
     }
 
+    /// Where it writes the number of a domain's QEMU, in its own mounts.
+    pub fn pid_file(&self, domain: &str) -> Result<String> {
+        let libvirt = child(self.shell, "libvirtd").context("no libvirt")?;
+        Ok(format!(
+            "/proc/{libvirt}/root/run/libvirt/qemu/{domain}.pid"
+        ))
+    }
+
     /// By which others reach it.
     pub fn uri(&self) -> String {
         format!("qemu+unix:///system?socket={}/libvirt-sock", self.sockets)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A domain as a person would write it, with the `<shmem>` of docs/examples/libvirt.xml, and the
-//! files that docs/qemu.md has that person put beside it.
+//! A domain as a person would write it, with the `<shmem>` of docs/examples/libvirt.xml or the
+//! `<memoryBacking>` of docs/examples/libvirt-ram.xml, and the files that docs/qemu.md has that person put beside it.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -18,6 +18,8 @@ use crate::harness::vmm::{CMDLINE, INITRD, KERNEL, QEMU};
 const USER: &str = "libvirt-qemu";
 /// The XML that a person starts from.
 const EXAMPLE: &str = include_str!("../../../../../docs/examples/libvirt.xml");
+/// The same without a device.
+const RAM_EXAMPLE: &str = include_str!("../../../../../docs/examples/libvirt-ram.xml");
 const HOOK: &str = include_str!("../../../../../docs/examples/libvirt-hook");
 const HOOK_FILE: &str = "/etc/libvirt/hooks/qemu.d/vcpufreq";
 /// Without the daemon that would keep logs. QEMU 11 takes no file that libvirt 11.3 has opened, but a
@@ -40,6 +42,8 @@ pub struct LibvirtDomain {
     pub name: &'static str,
     /// The pCPU of each vCPU.
     pub pins: Vec<u32>,
+    /// Where libvirt writes the number of its QEMU, if it has its registers in RAM.
+    pub pid_file: Option<String>,
 }
 
 impl LibvirtDomain {
@@ -66,6 +70,9 @@ impl LibvirtDomain {
     pub fn write_options(&self) -> Result<()> {
         let mut options = format!("cpus = {}\nclamp = \"exact\"\n", self.pins.len());
         options.push_str("host-topology = true\n");
+        if let Some(path) = &self.pid_file {
+            options.push_str(&format!("dtb = \"{TREE}\"\npid-file = \"{path}\"\n"));
+        }
         for (vcpu, pcpu) in self.pins.iter().enumerate() {
             options.push_str(&format!("[vcpu.{vcpu}]\npin = {pcpu}\n"));
         }
@@ -74,13 +81,20 @@ impl LibvirtDomain {
 
     /// States of its server's units, and whether the socket's file is there.
     pub fn states(&self) -> Result<String> {
-        let state = |kind| {
-            let unit = format!("vcpufreq-serve@{}.{kind}", self.name);
-            systemctl(&["show", "--property", "ActiveState", "--value", &unit])
-        };
         let file = Path::new(&self.server()).exists();
-        let (socket, service) = (state("socket")?, state("service")?);
+        let socket = self.unit("socket", "ActiveState")?;
+        let service = self.service("ActiveState")?;
         Ok(format!("socket {socket}, service {service}, file {file}"))
+    }
+
+    /// A property of its server's service.
+    pub fn service(&self, property: &str) -> Result<String> {
+        self.unit("service", property)
+    }
+
+    fn unit(&self, kind: &str, property: &str) -> Result<String> {
+        let unit = format!("vcpufreq-serve@{}.{kind}", self.name);
+        systemctl(&["show", "--property", property, "--value", &unit])
     }
 
     /// A pin in its XML.
@@ -91,13 +105,18 @@ impl LibvirtDomain {
     /// Its XML.
     pub fn xml(&self) -> Result<String> {
         let (name, vcpus) = (self.name, self.pins.len());
-        let (shmem, console) = (shmem(name, vcpus)?, self.console());
+        let console = self.console();
+        let (memory, shmem, more) = match &self.pid_file {
+            Some(_) => (element(RAM_EXAMPLE, "memoryBacking")?, String::new(), ""),
+            None => ("", shmem(name, vcpus)?, KEPT_MEMORY),
+        };
         let pins = self.pins.iter().enumerate();
         let pins: String = pins.map(|(vcpu, pcpu)| Self::pin(vcpu, *pcpu)).collect();
         Ok(format!(
             "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>{name}</name>
   <memory unit='MiB'>256</memory>
+  {memory}
   <vcpu>{vcpus}</vcpu>
   <cputune>{pins}</cputune>
   <os>
@@ -116,23 +135,31 @@ impl LibvirtDomain {
     {shmem}
     <memballoon model='none'/>
   </devices>
-  <qemu:override>
-    <qemu:device alias='shmem0'>
-      <qemu:frontend><qemu:property name='master' type='string' value='on'/></qemu:frontend>
-    </qemu:device>
-  </qemu:override>
+  {more}
 </domain>
 "
         ))
     }
 }
 
+/// What lets a domain with the device be saved and migrated.
+const KEPT_MEMORY: &str = "<qemu:override>
+    <qemu:device alias='shmem0'>
+      <qemu:frontend><qemu:property name='master' type='string' value='on'/></qemu:frontend>
+    </qemu:device>
+  </qemu:override>";
+
+/// The only element of this name in `xml`.
+fn element<'a>(xml: &'a str, name: &str) -> Result<&'a str> {
+    let end = format!("</{name}>");
+    let from = xml.find(&format!("<{name}")).context("no element")?;
+    let to = from + xml[from..].find(&end).context("no end")? + end.len();
+    Ok(&xml[from..to])
+}
+
 /// The example's device, for this domain and so many vCPUs.
 pub fn shmem(name: &str, vcpus: usize) -> Result<String> {
-    const END: &str = "</shmem>";
-    let start = EXAMPLE.find("<shmem").context("no <shmem>")?;
-    let end = EXAMPLE.find(END).context("no </shmem>")? + END.len();
-    let mut device = EXAMPLE[start..end].to_owned();
+    let mut device = element(EXAMPLE, "shmem")?.to_owned();
     for (of_example, here) in [
         ("vcpufreq-NAME.sock", format!("vcpufreq-{name}.sock")),
         ("vectors='2'", format!("vectors='{vcpus}'")),

@@ -29,10 +29,18 @@ pub fn migrated(
     let to = LibvirtDomain {
         name: "moved",
         pins: pcpus(policies, true),
+        pid_file: None,
     };
     to.make_console()?;
-    to.write_options()?;
     let mut target = Daemon::start_elsewhere(&to)?;
+    let to = LibvirtDomain {
+        pid_file: match from.pid_file {
+            Some(_) => Some(target.pid_file(to.name)?),
+            None => None,
+        },
+        ..to
+    };
+    to.write_options()?;
     request(&mut source.vm, policies, Policy::max)?;
     let groups = VcpuGroup::all(&source.vm, policies.len())?;
     migrate(source, from, &target, &to)?;
@@ -83,7 +91,10 @@ fn migrate(
     ensure!(status.success(), "no loopback interface");
     // As on the other host: it has its own console, server and pCPUs.
     let mut xml = source.virsh(&["dumpxml", "--migratable", from.name])?;
-    let mut changes = vec![(from.console(), to.console()), (from.server(), to.server())];
+    let mut changes = vec![(from.console(), to.console())];
+    if from.pid_file.is_none() {
+        changes.push((from.server(), to.server()));
+    }
     for (vcpu, (old, new)) in from.pins.iter().zip(&to.pins).enumerate() {
         changes.push((
             LibvirtDomain::pin(vcpu, *old),

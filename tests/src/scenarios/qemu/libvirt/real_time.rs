@@ -59,6 +59,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let domain = LibvirtDomain {
         name: "lab",
         pins: PINS.to_vec(),
+        pid_file: None,
     };
     set_up(&domain)?;
     let mut host = Daemon::start(&domain)?;
