@@ -38,7 +38,7 @@ const DOCTOR: &str = "
 ";
 
 /// A name, and a script that fails when the promise is broken.
-const PARTS: [(&str, &str); 6] = [
+const PARTS: [(&str, &str); 7] = [
     ("doctor's first line lists what amd64 can't do", DOCTOR),
     (
         "the unit's command answers a scrape",
@@ -78,6 +78,10 @@ const PARTS: [(&str, &str); 6] = [
          cat /tmp/said; [ $code = 2 ]
          if grep 'config file' /tmp/said; then exit 1; fi
          rm /tmp/said",
+    ),
+    (
+        "the guest driver is loaded before Linux' own",
+        "modprobe --showconfig | grep '^softdep virtual_cpufreq pre: vcpufreq_guest'",
     ),
     (
         "DKMS builds the modules, which are empty before Linux 6.12, and one that needs arm64",
