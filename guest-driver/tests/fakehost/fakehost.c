@@ -13,10 +13,10 @@
 #include <linux/delay.h>
 #include <linux/err.h>
 #include <linux/io.h>
+#include <linux/jhash.h>
 #include <linux/kthread.h>
 #include <linux/module.h>
 #include <linux/platform_device.h>
-#include <linux/random.h>
 #include <linux/spinlock.h>
 
 static u32 fakehost_read(const void __iomem *addr);
@@ -73,6 +73,10 @@ static unsigned int asked_ceilings[FAKE_CPUS];
 module_param_array(asked_ceilings, uint, NULL, 0644);
 MODULE_PARM_DESC(asked_ceilings, "requests that are the most, too");
 
+static unsigned int asked_renewals[FAKE_CPUS];
+module_param_array(asked_renewals, uint, NULL, 0444);
+MODULE_PARM_DESC(asked_renewals, "those that ask for what was asked for before");
+
 static unsigned int asked_outside;
 module_param(asked_outside, uint, 0444);
 MODULE_PARM_DESC(asked_outside, "requests written by a CPU of another domain");
@@ -97,16 +101,17 @@ static u8 *shared;
 static DEFINE_SPINLOCK(shared_lock);
 static struct task_struct *liar;
 
-/* What is at a limit comes more often than the rest. */
+/* What is at a limit comes more often than the rest. Each run has the same lies. */
 static u32 fakehost_lie(void)
 {
 	static const u32 limits[] = {
 		0, 1, 2, VCPUFREQ_PERFTBL_MAX, VCPUFREQ_PERFTBL_MAX + 1,
 		S32_MAX, S32_MAX + 1U, U32_MAX - 2, U32_MAX - 1, U32_MAX,
 	};
-	u32 any = get_random_u32();
+	static atomic_t told = ATOMIC_INIT(0);
+	u32 any = jhash_1word(atomic_inc_return(&told), 0);
 
-	return any % 2 ? any : limits[get_random_u32_below(ARRAY_SIZE(limits))];
+	return any % 2 ? any : limits[any / 2 % ARRAY_SIZE(limits)];
 }
 
 static int fakehost_scribble(void *unused)
@@ -168,8 +173,11 @@ static void fakehost_asked(unsigned int cpu, u32 value)
 {
 	u32 khz = value & VCPUFREQ_SET_PERF_KHZ;
 
-	if (value > VCPUFREQ_SET_PERF_KHZ)
+	if (value > VCPUFREQ_SET_PERF_KHZ) {
 		asked_ceilings[cpu]++;
+		if (khz == asked_khz[cpu])
+			asked_renewals[cpu]++;
+	}
 	if (domain[raw_smp_processor_id()] != domain[cpu])
 		asked_outside++;
 	if (khz && khz < asked_least_khz[cpu])
