@@ -8,10 +8,10 @@ use anyhow::bail;
 use vcpufreq_host::{HostRoot, proc_field};
 
 use super::ServedVmm;
-use crate::patience::patiently;
+use crate::patience::{patience, patiently};
 
 /// How long a VMM may do nothing before it has locked its memory. QEMU has its vCPUs' threads earlier.
-const IDLE: Duration = Duration::from_secs(3);
+const IDLE: Duration = patience(3);
 /// How long one that works may take: the server serves nothing else meanwhile. A guest of so much memory
 /// that this takes longer is refused; 768 MiB were the largest that was tried.
 const AT_MOST: Duration = Duration::from_secs(60);

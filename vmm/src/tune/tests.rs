@@ -248,7 +248,7 @@ fn a_tuning_ends_with_its_time_or_by_any_clients_call() {
     let handle = one.tune(Some(512), None, 1);
     assert_eq!(one.answer(), TuneAnswer::Ended(handle));
     assert_eq!(scene.clamp(1), [0, 1024]);
-    let handle = one.tune(None, Some(512), 60_000);
+    let handle = one.tune(None, Some(512), LONG / 2);
     let for_ms = LONG;
     let longer = other.call(TuneVerb::Retune { handle, for_ms });
     assert_eq!(longer, TuneAnswer::Handle(handle));

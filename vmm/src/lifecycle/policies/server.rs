@@ -21,9 +21,10 @@ use sha2::{Digest as _, Sha256};
 use vcpufreq_host_bpf::OperatorVm;
 
 use super::wire::{LINE, OBJECT, PolicyAnswer, PolicyVerb, ShownPolicy, is_name};
+use crate::patience::patience;
 
 /// How long a client may hold the guardian up, in all: it undoes what its VMM has left.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = patience(5);
 /// How long to wait if a client can't be accepted.
 const RETRY: Duration = Duration::from_millis(10);
 
