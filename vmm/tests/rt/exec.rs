@@ -123,7 +123,7 @@ fn the_exit_code_is_the_commands() {
         ("exit 0", 0),
         ("exit 7", 7),
         ("kill -9 $$", 137),
-        ("kill -TERM $PPID; exec sleep 100.25", 143),
+        ("kill -TERM $PPID; exec sleep 3600.25", 143),
     ] {
         let dir = host();
         let (ended, _, said) = RunningExec::start(&dir, script).end();
@@ -217,7 +217,7 @@ fn a_finding_is_printed_and_the_command_runs() {
 #[test]
 fn it_is_refused_while_settings_are_in_force() {
     let dir = host();
-    let first = RunningExec::start(&dir, "exec sleep 100.25");
+    let first = RunningExec::start(&dir, "exec sleep 3600.25");
     let second = exec(dir.path(), &["touch", "started"])
         .current_dir(&dir)
         .output();
@@ -235,7 +235,7 @@ fn it_is_refused_while_settings_are_in_force() {
 #[test]
 fn the_command_may_take_its_time_to_end() {
     let dir = host();
-    let trap = "trap 'kill $!; echo asked; exit 5' TERM; echo; sleep 100.25 & wait";
+    let trap = "trap 'kill $!; echo asked; exit 5' TERM; echo; sleep 3600.25 & wait";
     let mut running = RunningExec::start(&dir, trap);
     running
         .output
@@ -250,7 +250,7 @@ fn the_command_may_take_its_time_to_end() {
 #[test]
 fn the_guardian_restores_after_exec_and_ends_the_command() {
     let dir = host();
-    let mut running = RunningExec::start(&dir, "exec sleep 100.25");
+    let mut running = RunningExec::start(&dir, "exec sleep 3600.25");
     // Only SIGKILL ends it.
     send(Signal::SIGTERM, running.guardian());
     running.child.kill().expect("kill");
@@ -262,7 +262,7 @@ fn the_guardian_restores_after_exec_and_ends_the_command() {
 #[test]
 fn another_guardian_replaces_one_that_is_killed() {
     let dir = host();
-    let mut running = RunningExec::start(&dir, "exec sleep 100.25");
+    let mut running = RunningExec::start(&dir, "exec sleep 3600.25");
     for _ in 0..2 {
         send(Signal::SIGKILL, running.guardian());
         let mut lines = running.errors.by_ref().lines().map_while(Result::ok);
@@ -279,7 +279,7 @@ fn another_guardian_replaces_one_that_is_killed() {
 #[test]
 fn exec_restores_without_its_guardian() {
     let dir = host();
-    let mut running = RunningExec::start(&dir, "echo $$; exec sleep 100.25");
+    let mut running = RunningExec::start(&dir, "echo $$; exec sleep 3600.25");
     let mut command = String::new();
     running.output.read_line(&mut command).expect("a line");
     // Both have ended when exec looks again.
@@ -302,7 +302,7 @@ fn exec_restores_without_its_guardian() {
 #[test]
 fn after_both_are_killed_the_record_is_there_to_restore() {
     let dir = host();
-    let mut running = RunningExec::start(&dir, "exec sleep 100.25");
+    let mut running = RunningExec::start(&dir, "exec sleep 3600.25");
     // It starts no other one.
     send(Signal::SIGSTOP, running.pid());
     send(Signal::SIGKILL, running.guardian());
@@ -327,7 +327,7 @@ fn after_both_are_killed_the_record_is_there_to_restore() {
 #[test]
 fn the_guardian_takes_no_path() {
     let dir = host();
-    let running = RunningExec::start(&dir, "exec sleep 100.25");
+    let running = RunningExec::start(&dir, "exec sleep 3600.25");
     let mut guard = Command::new(env!("CARGO_BIN_EXE_vcpufreq"));
     let pid = running.pid().to_string();
     guard.args(["rt", "guard", "--start-ticks=1", "--pid", &pid]);
@@ -343,7 +343,7 @@ fn the_guardian_takes_no_path() {
 #[test]
 fn the_guardian_is_in_a_session_of_its_own_and_off_the_real_time_cpus() {
     let dir = host();
-    let running = RunningExec::start(&dir, "exec sleep 100.25");
+    let running = RunningExec::start(&dir, "exec sleep 3600.25");
     let pid = running.guardian();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
     let line = status
