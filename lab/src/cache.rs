@@ -90,6 +90,12 @@ impl Cache {
         &self.dir
     }
 
+    /// The entry `name` made of `key`, if it is there.
+    pub fn found(&self, name: &str, key: &str) -> Option<PathBuf> {
+        let path = self.dir.join(format!("{name}-{key}"));
+        path.exists().then(|| used(path))
+    }
+
     /// The entry `name` made of `key`; `build` fills a fresh directory when
     /// it isn't there yet.
     pub fn entry(
@@ -98,14 +104,14 @@ impl Cache {
         key: &str,
         build: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
-        let path = self.dir.join(format!("{name}-{key}"));
-        if path.exists() {
-            return Ok(used(path));
+        if let Some(path) = self.found(name, key) {
+            return Ok(path);
         }
         let _lock = self.lock(name)?;
-        if path.exists() {
-            return Ok(used(path));
+        if let Some(path) = self.found(name, key) {
+            return Ok(path);
         }
+        let path = self.dir.join(format!("{name}-{key}"));
         self.prune(name)?;
         let fresh = self.dir.join(format!("{name}-{key}.partial"));
         // What an interrupted run left, whatever its key. No other process fills it while the lock

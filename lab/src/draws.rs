@@ -63,13 +63,24 @@ fn of_one(name: &str, draws: &[Vec<TestResult>]) -> TestResult {
         });
     let seen: Vec<String> = seen.collect();
     let name = format!("{name}: held in {held} of {} draws", draws.len());
-    TestResult::new(name, held + 1 >= DRAWS, || seen.join("; "))
+    let all = results.iter().flatten();
+    let is_kept = held == draws.len() && all.clone().all(|one| one.verdict == Verdict::Kept);
+    let judged = TestResult::new(name, held + 1 >= DRAWS, || seen.join("; "));
+    TestResult {
+        verdict: if is_kept {
+            Verdict::Kept
+        } else {
+            judged.verdict
+        },
+        ..judged
+    }
 }
 
 #[cfg(test)]
 mod tests {
     //! Promises: a test holds if it held in all draws but one; the report says in how many; a draw
-    //! whose host failed counts against each test; there is no draw that could change nothing.
+    //! whose host failed counts against each test; there is no draw that could change nothing; what
+    //! each draw has from an earlier run is kept.
     use super::*;
 
     fn draw(held: bool) -> Vec<TestResult> {
@@ -82,6 +93,23 @@ mod tests {
         assert_eq!(tried.len(), 1);
         assert_eq!(tried[0].name, "no-dip: held in 2 of 3 draws");
         assert_eq!(tried[0].verdict, Verdict::Passed);
+    }
+
+    #[test]
+    fn it_is_kept_if_each_draw_is() {
+        let kept = || {
+            let mut draw = draw(true);
+            draw[0].verdict = Verdict::Kept;
+            draw
+        };
+        let verdict = |draws: &[Vec<TestResult>]| judged(draws)[0].verdict.clone();
+        assert_eq!(verdict(&[kept(), kept()]), Verdict::Kept);
+        assert_eq!(verdict(&[kept(), draw(true)]), Verdict::Passed);
+        assert_eq!(verdict(&[kept(), draw(false), kept()]), Verdict::Passed);
+        assert!(matches!(
+            verdict(&[draw(false), draw(false)]),
+            Verdict::Failed(_)
+        ));
     }
 
     #[test]

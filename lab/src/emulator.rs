@@ -151,6 +151,16 @@ impl Board<'_> {
         })
     }
 
+    /// The key of all that its run depends on: the same gives the same results.
+    pub fn key(&self, initrd: &Path) -> Result<String> {
+        let inside = self.root.inside(initrd)?;
+        let mut parts = vec![self.root.id().into_bytes(), fs::read(initrd)?];
+        let args = self.args(initrd, "quiet")?;
+        let args = args.into_iter().filter(|word| *word != inside);
+        parts.extend(args.map(String::into_bytes));
+        Ok(key(parts.iter().map(Vec::as_slice)))
+    }
+
     /// Boots with the console on this terminal; Ctrl-A x ends it.
     pub fn shell(&self, initrd: &Path) -> Result<()> {
         let mut emulator = self.on_stdio(initrd)?;

@@ -3,7 +3,9 @@
 //!
 //! A test is a scenario on one emulated host, a test function of a crate, or
 //! one of the checks on the sources. What can't be tried here is skipped
-//! with its reason, and counted as skipped. No test is tried again because it failed.
+//! with its reason, and counted as skipped. No test is tried again because it failed. An emulated
+//! host of the long set whose tests held isn't booted again for the same build: it would repeat
+//! exactly. So a run that was broken off goes on with the next one.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -294,6 +296,8 @@ impl Boot {
             parallel: self.parallel,
             later_us,
             about_s: Some(self.about_s.into()),
+            // Two of `repeat` are one machine's, and both have to run.
+            keeps: self.set == Long && self.scenarios != ["repeat"],
             parts: Some(self.parts),
             ..Options::of(scenarios)
         };
@@ -308,12 +312,20 @@ impl Boot {
         let each = report.results.iter().zip(&report.took_s);
         let each = each.map(|(one, took_s)| format!("{} {took_s:.0}", one.scenario));
         let each: Vec<String> = each.collect();
-        let line = format!("{:>4} s  {}", report.wall.as_secs(), name(&each.join(", ")));
+        let how = if report.is_kept { "kept   " } else { "" };
+        let line = format!(
+            "{:>4} s  {how}{}",
+            report.wall.as_secs(),
+            name(&each.join(", "))
+        );
         above(|| println!("{line}"));
         let wall_s = report.wall.as_secs();
         let outcomes = report.results.iter().map(|result| ScenarioOutcome {
             scenario: result.scenario.clone(),
-            tried: self.tests_of(&name(&result.scenario), result, wall_s),
+            tried: match report.is_kept {
+                true => kept(self.tests_of(&name(&result.scenario), result, wall_s)),
+                false => self.tests_of(&name(&result.scenario), result, wall_s),
+            },
             result: result.json(),
         });
         let outcomes: Vec<ScenarioOutcome> = outcomes.collect();
@@ -345,6 +357,13 @@ impl Boot {
         }));
         tried
     }
+}
+
+/// Tests of an earlier run.
+fn kept(mut tests: Vec<TestResult>) -> Vec<TestResult> {
+    let passed = tests.iter_mut().filter(|one| one.held());
+    passed.for_each(|one| one.verdict = Verdict::Kept);
+    tests
 }
 
 /// Ends the run with what didn't pass, and the counts; whether none failed.
@@ -379,6 +398,17 @@ mod tests {
         let tried = boots::of(Short)[0].tests_of("stats", &report, 1);
         let seen = "each is counted: 3; nothing is left: [\"a file\"]";
         assert_eq!(tried[0].verdict, Verdict::Failed(seen.to_owned()));
+    }
+
+    #[test]
+    fn what_failed_is_not_kept() {
+        let failed = || "no".to_owned();
+        let tests = [true, false].map(|held| TestResult::new("stats", held, failed));
+        let verdicts: Vec<_> = kept(tests.into())
+            .into_iter()
+            .map(|one| one.verdict)
+            .collect();
+        assert_eq!(verdicts, [Verdict::Kept, Verdict::Failed(failed())]);
     }
 
     #[test]
