@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! kill -9 at drawn moments of a real-time guest's QEMU, of its server, of both, and of `rt exec`.
-//! Nothing of the guest is left, and each setting of the host is as before.
+//! kill -9 of a real-time guest's QEMU, of its server, of both, and of `rt exec`, at moments that are
+//! spread over the start and as long after it. Nothing of the guest is left, and each setting of the host
+//! is as before.
 
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -20,16 +21,32 @@ use crate::harness::random::Random;
 use crate::harness::rt_command::{RECORD, command, succeeded};
 use crate::harness::trace;
 use crate::harness::vm::{Setup, Vm};
-use crate::harness::wait::{SOON, settled};
+use crate::harness::wait::{SOON, settled, wait_until};
 
 /// Kills, where the scenario's name has no number.
 const KILLS: u32 = 10;
-/// The moments that they come at, from the start.
-const OF_EXEC: Duration = Duration::from_millis(1_000);
-const OF_QEMU: Duration = Duration::from_millis(5_000);
+/// In which a start is over.
+const STARTS: Duration = Duration::from_secs(60);
 /// Of so many kills one is of `rt exec`.
 const EXEC_OF: u32 = 5;
 const PARTS: [KilledPart; 3] = [KilledPart::Server, KilledPart::Qemu, KilledPart::Both];
+
+/// When something is killed.
+enum KillMoment {
+    /// So long after its start.
+    After(Duration),
+    /// Once it has changed the host.
+    AtWork,
+}
+
+/// What came of a kill.
+struct KillOutcome {
+    /// After so long.
+    after: Duration,
+    /// It had changed the host.
+    at_work: bool,
+    left: Vec<String>,
+}
 
 /// `name` is `rt-qemu:kills` or `rt-qemu:kills:NUMBER`.
 pub fn run(name: &str) -> Result<LabVerdict> {
@@ -44,23 +61,31 @@ pub fn run(name: &str) -> Result<LabVerdict> {
     trace::off()?;
     // Another number has other moments.
     let mut random = Random::new(kills);
-    let mut moment = |within: Duration| within * random.below(1000) / 1000;
+    // In this part of twice a start: half of them come when it is over.
+    let mut moment = |start: Duration, (part, of): (u32, u32)| {
+        KillMoment::After(2 * start * (1000 * part + random.below(1000)) / (1000 * of))
+    };
     let before = inventory::everything()?;
     let (mut left, mut at_work) = (Vec::new(), 0);
     let of_exec = kills / EXEC_OF;
+    let start = exec(&guest, KillMoment::AtWork, &before)?.after;
     for round in 0..of_exec {
         begins(round, kills, "rt exec");
-        let (had_changed, found) = exec(&guest, moment(OF_EXEC), &before)?;
-        at_work += u32::from(had_changed);
-        left.extend(found.iter().map(|one| format!("{round}: rt exec: {one}")));
+        let killed = exec(&guest, moment(start, (round, of_exec)), &before)?;
+        at_work += u32::from(killed.at_work);
+        let found = killed.left.iter();
+        left.extend(found.map(|one| format!("{round}: rt exec: {one}")));
     }
     succeeded(&["apply", "--guest", &guest])?;
     let applied = inventory::everything()?;
+    let start = qemu(&setup, KilledPart::Both, KillMoment::AtWork, &applied)?.after;
     for (round, part) in (of_exec..kills).zip(PARTS.iter().cycle()) {
         begins(round, kills, "QEMU");
-        let (had_changed, found) = qemu(&setup, *part, moment(OF_QEMU), &applied)?;
-        at_work += u32::from(had_changed);
-        left.extend(found.iter().map(|one| format!("{round}: {part:?}: {one}")));
+        let moment = moment(start, (round - of_exec, kills - of_exec));
+        let killed = qemu(&setup, *part, moment, &applied)?;
+        at_work += u32::from(killed.at_work);
+        let found = killed.left.iter();
+        left.extend(found.map(|one| format!("{round}: {part:?}: {one}")));
     }
     let changed = inventory::changes(&applied, &inventory::everything()?);
     succeeded(&["restore"])?;
@@ -76,9 +101,20 @@ pub fn run(name: &str) -> Result<LabVerdict> {
         .check("a quarter is killed at work", at_work * 4 > kills, at_work))
 }
 
-/// Whether `rt exec` had changed the host when it was killed, and what is left once its command and
-/// its guardian have ended.
-fn exec(guest: &str, moment: Duration, before: &Inventory) -> Result<(bool, Vec<String>)> {
+impl KillMoment {
+    /// Waits for it; how long that was.
+    fn wait(self, is_at_work: impl FnMut() -> Result<bool>) -> Result<Duration> {
+        let started = Instant::now();
+        match self {
+            Self::After(moment) => sleep(moment),
+            Self::AtWork => wait_until("its work", STARTS, is_at_work)?,
+        }
+        Ok(started.elapsed())
+    }
+}
+
+/// Kills `rt exec`. What is left once its command and its guardian have ended.
+fn exec(guest: &str, moment: KillMoment, before: &Inventory) -> Result<KillOutcome> {
     let line = [
         "exec",
         "--guest",
@@ -93,32 +129,38 @@ fn exec(guest: &str, moment: Duration, before: &Inventory) -> Result<(bool, Vec<
         .stderr(Stdio::piped())
         .spawn()?;
     let mut errors = exec.stderr.take().context("no errors")?;
-    sleep(moment);
-    let had_changed = std::fs::exists(RECORD)?;
+    let has_changed = || Ok(std::fs::exists(RECORD)?);
+    let after = moment.wait(has_changed)?;
+    let at_work = has_changed()?;
     exec.kill()?;
     exec.wait()?;
     // The others have it too: its end is theirs.
     errors.read_to_string(&mut String::new())?;
     let mut left = inventory::changes(before, &inventory::everything()?);
     left.extend(std::fs::exists(RECORD)?.then(|| RECORD.to_owned()));
-    Ok((had_changed, left))
+    Ok(KillOutcome {
+        after,
+        at_work,
+        left,
+    })
 }
 
-/// Whether the vCPU was real-time when `part` was killed, and what is left soon after.
+/// Kills `part`, at work once the vCPU is real-time. What is left soon after.
 fn qemu(
     setup: &Setup,
     part: KilledPart,
-    moment: Duration,
+    moment: KillMoment,
     applied: &Inventory,
-) -> Result<(bool, Vec<String>)> {
+) -> Result<KillOutcome> {
     let mut vm = Vm::start(setup)?;
-    sleep(moment);
-    let is_real_time = vm.scheduling(1).is_ok_and(|found| found == "1 1");
+    let is_real_time = |vm: &Vm| vm.scheduling(1).is_ok_and(|found| found == "1 1");
+    let after = moment.wait(|| Ok(is_real_time(&vm)))?;
+    let at_work = is_real_time(&vm);
     let mut left = Vec::new();
     if part != KilledPart::Qemu {
         vm.kill_prefix()?;
     }
-    if part == KilledPart::Server && is_real_time {
+    if part == KilledPart::Server && at_work {
         let after = settled(SOON, || vm.scheduling(1), |found| found == "0 0")?;
         left.extend((after != "0 0").then(|| format!("vCPU 1 with {after}")));
     }
@@ -135,5 +177,9 @@ fn qemu(
         Ok(left)
     };
     left.extend(settled(SOON, look, Vec::is_empty)?);
-    Ok((is_real_time, left))
+    Ok(KillOutcome {
+        after,
+        at_work,
+        left,
+    })
 }
