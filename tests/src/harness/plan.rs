@@ -68,11 +68,16 @@ impl Plan {
         Ok(vm)
     }
 
+    /// Whether guests have Linux' own driver.
+    pub fn has_kernels_driver(&self) -> bool {
+        self.driver == KERNELS_DRIVER
+    }
+
     /// Loads the driver, and the governor that scenarios ask through.
     pub fn load_driver(&self, vm: &mut Vm) -> Result<()> {
         vm.ask("insmod cpufreq_userspace")?;
         vm.ask(format!("insmod {}", self.driver))?;
-        if self.driver == KERNELS_DRIVER {
+        if self.has_kernels_driver() {
             first_requests(vm)?;
         }
         Ok(())
