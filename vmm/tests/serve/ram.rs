@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A VM whose guest has registers in its RAM: the server looks for its process, serves it, and ends with
-//! it. The next server takes it over from one that was killed, and none from one that lives. What can't
-//! be served is one line and the exit code for that.
+//! it. The next server takes it over from one that was killed, and none from one that lives. A guest that
+//! scribbles over its RAM makes the server no larger, and has its next request. What can't be served is
+//! one line and the exit code for that.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -95,6 +96,43 @@ fn it_is_found_served_and_taken_over() {
     let (status, said) = server.output();
     assert_eq!(status.code(), Some(0), "{said:?}");
     assert!(left(own).is_empty() && left(vmm.pid).is_empty());
+}
+
+#[test]
+fn a_guest_that_scribbles_over_its_ram_harms_no_server() {
+    let Some((_dir, dtb)) = tree() else { return };
+    let mut vmm = vmm_of(dtb.to_str().unwrap());
+    let pid = format!("--pid={}", vmm.pid);
+    let server = Server::start_by_ram(&dtb, &[&pid]);
+    wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
+    vmm.ask("request 700000");
+    wait_until("the request", || server.asked() == Some(700_000));
+    let processes = [server.process.id(), server.vm_process()];
+    let before = processes.map(used_kib);
+    vmm.ask("scribble 20");
+    wait_until("another request", || server.asked() != Some(700_000));
+    for (before, after) in before.into_iter().zip(processes.map(used_kib)) {
+        assert!(after < before + 1024, "{before} KiB, {after} KiB");
+    }
+    vmm.ask("request 600000");
+    wait_until("the next request", || server.asked() == Some(600_000));
+    wait_until("its frequency", || vmm.ask("read cur_perf") == "321289");
+    assert_eq!(vmm.pcpus(), 1);
+    vmm.end();
+    assert_eq!(server.output().0.code(), Some(0));
+}
+
+/// Memory of a process' own.
+fn used_kib(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    line.unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap()
 }
 
 #[test]

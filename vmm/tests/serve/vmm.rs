@@ -14,7 +14,11 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     ptr::null_mut,
-    sync::mpsc::{Sender, channel},
+    slice,
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Sender, channel},
+    },
     thread,
 };
 
@@ -145,7 +149,16 @@ fn stand_for_one_with_ram(size: usize) {
     // SAFETY: the kernel chooses the address, which nothing uses.
     let mapped = unsafe { libc::mmap(null_mut(), size, rights, flags, ram.as_raw_fd(), 0) };
     assert_ne!(mapped, libc::MAP_FAILED);
-    let _vcpu = start_vcpu(0);
+    // SAFETY: all of it is mapped until the end, and another process may write to it as to these.
+    let words = unsafe { slice::from_raw_parts(mapped.cast::<AtomicU64>(), size / 8) };
+    // The guest's stores are its vCPU's.
+    let vcpu = thread::Builder::new().name("CPU 0/KVM".to_owned());
+    let vcpu = vcpu.spawn(move || obey(&ram, words, size)).unwrap();
+    vcpu.join().unwrap();
+}
+
+/// What that guest is told.
+fn obey(ram: &fs::File, words: &[AtomicU64], size: usize) {
     println!("@ready");
     let page = u64::try_from(size).unwrap() - (2 << 20);
     for line in std::io::stdin().lines() {
@@ -154,6 +167,18 @@ fn stand_for_one_with_ram(size: usize) {
                 let khz: u32 = khz.parse().unwrap();
                 ram.write_all_at(&khz.to_le_bytes(), page + 4).unwrap();
                 println!("@stored");
+            }
+            ("scribble", times) => {
+                let times: usize = times.parse().unwrap();
+                let mut word = 1_u64;
+                for to in words.iter().cycle().take(times * words.len()) {
+                    // Marsaglia's xorshift: any value but 0.
+                    word ^= word << 13;
+                    word ^= word >> 7;
+                    word ^= word << 17;
+                    to.store(word, Ordering::Relaxed);
+                }
+                println!("@scribbled");
             }
             ("read", "cur_perf") => {
                 let mut word = [0; 4];
