@@ -23,6 +23,8 @@ pub struct KnownVersions {
     pub qemu: Vec<String>,
     /// That which the BPF programs are compiled with.
     pub libbpf: Vec<String>,
+    /// Their compilers, whose warnings are errors in the checks.
+    pub clang: Vec<String>,
 }
 
 impl KnownVersions {
@@ -39,6 +41,11 @@ impl KnownVersions {
         self.linux.iter().any(|one| one == upstream(release))
     }
 
+    /// Whether the root's compiler of BPF programs is one of the table.
+    pub fn has_clang(&self, root: &Root) -> Result<bool> {
+        Ok(self.clang.contains(&root.version("clang")?))
+    }
+
     /// Names each version of the root that the lab has not run with.
     pub fn greet(&self, root: &Root) -> Result<()> {
         let kernels = [Some(root.kernel()), root.old_kernel()];
@@ -47,6 +54,7 @@ impl KnownVersions {
         for (what, version, known) in kernels.chain([
             ("QEMU", root.version("qemu-system-arm")?, &self.qemu),
             ("libbpf", root.version("libbpf-dev")?, &self.libbpf),
+            ("clang", root.version("clang")?, &self.clang),
         ]) {
             if let Some(line) = unknown(what, &version, known) {
                 above(|| eprintln!("{line}"));
