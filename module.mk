@@ -25,7 +25,7 @@ CHECKPATCH ?= $(KDIR)/scripts/checkpatch.pl
 # The header packages have no scripts/checker-valid.sh, without which C=2 turns
 # itself off; KBUILD_CHECKSRC on the command line insists.
 kbuild = $(MAKE) -C $(KDIR) M=$(CURDIR) $(if $(MO),MO=$(MO))
-strict = W=1 KCFLAGS=-Werror
+strict ?= W=1 KCFLAGS=-Werror
 compat = $(abspath $(dir $(RULES))guest-driver/tests/sparse-compat.h)
 sparse = KBUILD_CHECKSRC=2 CF="-Wsparse-error -include $(compat)"
 
