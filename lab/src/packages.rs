@@ -2,6 +2,7 @@
 //! Debian's packages for the emulated hosts, with what they depend on, unpacked and not installed:
 //! trees that only some scenarios need, beside the toolchain root.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +32,16 @@ pub fn unpacked(
         unpack(root, to, (arch, &what), packages, &[])
     })?;
     Ok(dir.join("tree"))
+}
+
+/// Packages that can't be fetched: what needs them is left out.
+#[derive(Debug)]
+pub struct Unfetched(String);
+
+impl fmt::Display for Unfetched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 /// Fetches packages, by name or apt's patterns, and unpacks them into `to/tree`, then carries out
@@ -66,11 +77,11 @@ pub fn unpack(
         .arg(to.join("tree"))
         .args(apt.sources(SUITE)?);
     bootstrap::run(&mut command, &to.join("mmdebstrap.log"), &step).with_context(|| {
-        format!(
+        Unfetched(format!(
             "cannot fetch {what} from {}; if it has moved on since {} was made, remove that",
             apt.mirror(),
             root.dir().parent().unwrap_or(root.dir()).display()
-        )
+        ))
     })?;
     remove_tree(&fetched)?;
     step.done();

@@ -27,6 +27,7 @@ use crate::demo;
 use crate::draws;
 use crate::kernel::Flavor;
 use crate::out;
+use crate::packages::Unfetched;
 use crate::progress::{Step, above};
 use crate::run::Options;
 use crate::set::Set::{self, Instrumented, Long, Short};
@@ -237,6 +238,13 @@ impl Boot {
                 break;
             }
             let mut outcomes = self.draw(artifacts, repo, later_us, &scenarios);
+            if let Err(not_tried) = &outcomes {
+                if matches!(not_tried.verdict, Verdict::Skipped(_)) {
+                    tried.push(not_tried.clone());
+                    draws.iter_mut().for_each(Vec::clear);
+                    break;
+                }
+            }
             let mut tests_of = |scenario: &str| match &mut outcomes {
                 Ok(all) => {
                     let at = all.iter().position(|one| one.scenario == scenario);
@@ -305,9 +313,13 @@ impl Boot {
         let name = |scenario: &str| format!("lab {host}: {scenario}");
         let report = options.report(artifacts, repo).map_err(|error| {
             let what = name(&scenarios.join(", "));
-            let failed = TestResult::new(what, false, || format!("{error:#}"));
-            tell(&failed);
-            failed
+            let lacks = error.downcast_ref::<Unfetched>();
+            let not_tried = match lacks {
+                Some(why) => TestResult::skipped(what, why.to_string()),
+                None => TestResult::new(what, false, || format!("{error:#}")),
+            };
+            tell(&not_tried);
+            not_tried
         })?;
         let each = report.results.iter().zip(&report.took_s);
         let each = each.map(|(one, took_s)| format!("{} {took_s:.0}", one.scenario));
