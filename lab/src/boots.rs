@@ -127,7 +127,10 @@ const BOOTS: &[Boot] = &[
     // Its host has kernel and modules where a board has them.
     boot(Long, 40, "2+2", &["board:demo"]).with(&[Board]),
     boot(Long, 135, "2+2", &["board"]).with(&[Board]),
-    boot(Long, 90, "2+2", &["board:kills"]).with(&[Board, Qemu]),
+    Boot {
+        sampled: &["board:kills"],
+        ..boot(Long, 180, "2+2", &[]).with(&[Board, Qemu])
+    },
     Boot {
         driver: Mainline,
         ..boot(Long, 40, "2+2", &["board:demo"]).with(&[Board])
@@ -140,7 +143,8 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(Long, 150, "2+2", &["rt-settings:kills"])
+        sampled: &["rt-settings:kills"],
+        ..boot(Long, 300, "2+2", &[])
     },
     Boot {
         host: Rt,
