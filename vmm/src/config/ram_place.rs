@@ -54,7 +54,7 @@ impl RamPlace {
     fn last_of(ranges: &[(u64, u64)]) -> anyhow::Result<Self> {
         let [(start, size)] = *ranges else {
             bail!(
-                "registers in RAM need one NUMA node, and QEMU has {}; leave -numa or these out",
+                "registers in RAM need one NUMA node, and QEMU has {}; leave -numa out",
                 ranges.len()
             );
         };

@@ -38,7 +38,7 @@ pub struct ListenArgs {
     /// The process that is served; others are refused
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
-    /// The guest's device tree, of vcpufreq dt --path ram: its registers are in
+    /// The guest's device tree, of vcpufreq dt --in-ram: its registers are in
     /// its RAM, and no VMM connects. The process is that of --pid or --pid-file
     #[arg(long, value_name = "DTB")]
     pub dtb: Option<PathBuf>,

@@ -11,7 +11,7 @@ use super::inherited::inherited;
 use crate::{
     config::ram_place::RamPlace,
     qemu_command::{Described, QemuCommand},
-    serve::{Served, SharedWithVmm, WantedRam, check_coherent, registers_in, registers_of},
+    serve::{Served, SharedWithVmm, WantedRam, check_coherent, ram_of, registers_in},
 };
 
 /// The name of the memory object that is added to QEMU.
@@ -101,7 +101,7 @@ impl GuestRam {
     /// The registers in the RAM of `qemu`, which was started; none if it has ended.
     ///
     /// # Errors
-    /// As [`registers_of`].
+    /// As [`ram_of`] and [`registers_in`].
     pub fn of_started(
         self,
         (qemu, process): (&mut Child, BorrowedFd<'_>),
@@ -116,7 +116,8 @@ impl GuestRam {
                     place,
                     or: "or leave it out",
                 };
-                registers_of(process, of_object, served, &mut has_ended)
+                let ram = ram_of(process, of_object, &mut has_ended)?;
+                ram.map(|ram| registers_in(ram, place, served)).transpose()
             }
         }
     }

@@ -66,6 +66,11 @@ impl<'a> QemuCommand<'a> {
         })
     }
 
+    /// Whether it reads options from files.
+    pub fn has_config_file(&self) -> bool {
+        self.has("readconfig")
+    }
+
     pub fn program(&self) -> &OsStr {
         self.program
     }

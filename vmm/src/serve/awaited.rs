@@ -19,7 +19,7 @@ use nix::{
     unistd::geteuid,
 };
 
-use super::{Served, ServedVmm, WantedRam, check_coherent, registers_of, takeover};
+use super::{Served, ServedVmm, WantedRam, check_coherent, ram_of, registers_in, takeover};
 use crate::{
     config::{ram_place::RamPlace, topology::read_tree},
     message::warn,
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// How the hint for a VMM without such RAM goes on.
-const OR_TREE: &str = "or make --dtb of its -m";
+const OR_TREE: &str = "or make the tree of --dtb from one that was dumped with the same -m";
 
 /// A VMM that may not run yet, and the tree that its guest boots.
 pub struct AwaitedVmm {
@@ -59,7 +59,7 @@ impl AwaitedVmm {
     /// Waits for its process and its RAM; none if it has ended, or a signal ends that.
     ///
     /// # Errors
-    /// As [`registers_of`]; when the process is no VMM of such a guest, or another server serves it.
+    /// As [`ram_of`]; when the process is no VMM of such a guest, or another server serves it.
     pub fn found(
         &self,
         served: &Served,
@@ -72,6 +72,8 @@ impl AwaitedVmm {
             let found = self.of_process(pid, served);
             // It has ended a wait, too.
             if matches!(wait(signals, &[], Some(Duration::ZERO))?, Ready::Signal(_)) {
+                let found = found.ok().flatten().filter(|vmm| !vmm.was_served());
+                found.iter().for_each(takeover::forget);
                 return Ok(None);
             }
             let found = found.with_context(|| format!("process {pid} isn't served"))?;
@@ -124,21 +126,45 @@ impl AwaitedVmm {
     /// The VMM that process `pid` is, once it has its guest's RAM; none if it ends before that, or
     /// isn't the process any longer.
     fn of_process(&self, pid: u32, served: &Served) -> anyhow::Result<Option<ServedVmm>> {
-        let process = sys::pidfd_open(pid).context("it can't be watched")?;
-        let last = takeover::last_record(pid)?;
-        let wanted = WantedRam {
-            place: self.place(served)?,
-            or: OR_TREE,
+        let process = match sys::pidfd_open(pid) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
+            process => process.context("it can't be watched")?,
         };
+        let watch = process.try_clone().context("no more open files")?;
+        match self.of_watched((pid, process), served) {
+            // What is looked at of such a process fails in many ways.
+            Err(_) if has_ended(&watch)? => {
+                warn(&format!("process {pid} has ended"));
+                Ok(None)
+            }
+            found => found,
+        }
+    }
+
+    fn of_watched(
+        &self,
+        (pid, process): (u32, OwnedFd),
+        served: &Served,
+    ) -> anyhow::Result<Option<ServedVmm>> {
+        takeover::last_record(pid)?;
+        let place = self.place(served)?;
+        let wanted = WantedRam { place, or: OR_TREE };
         let mut has_ended = || Ok(has_ended(&process)? || !self.names(pid)?);
-        let shared = registers_of((pid, process.as_fd()), wanted, served, &mut has_ended)?;
-        let Some(shared) = shared else {
-            warn(&format!("process {pid} has ended"));
+        let Some(ram) = ram_of((pid, process.as_fd()), wanted, &mut has_ended)? else {
             return Ok(None);
         };
-        // By now it is QEMU: a manager's child has its number before it becomes that.
-        check_command(pid, &self.tree)?;
-        let was_served = last.is_some_and(|vm| takeover::is_of(&vm, &shared));
+        // Another server may have waited for the same.
+        let _alone = takeover::lock()?;
+        let last = takeover::last_record(pid)?;
+        let was_served = match last {
+            Some(vm) => takeover::is_of(&vm, &ram, place)?,
+            None => false,
+        };
+        if !was_served {
+            // By now it is QEMU: a manager's child has its number before it becomes that.
+            check_command(pid, &self.tree)?;
+        }
+        let shared = registers_in(ram, place, served)?;
         let vmm = ServedVmm::with_ram(shared.clone(), (pid, process), was_served);
         takeover::keep(&vmm, &shared)?;
         Ok(Some(vmm))
@@ -167,6 +193,10 @@ fn check_command(pid: u32, tree: &Path) -> anyhow::Result<()> {
         .collect();
     let command = QemuCommand::of_process(&words)?;
     ensure!(
+        !command.has_config_file(),
+        "what its -readconfig reads isn't known; give QEMU -kernel and -dtb on its command line"
+    );
+    ensure!(
         command.kernel().is_some() && !command.has_firmware(),
         "its guest starts with firmware, which uses the RAM that the registers are in; give QEMU -kernel"
     );
@@ -182,8 +212,12 @@ fn check_command(pid: u32, tree: &Path) -> anyhow::Result<()> {
     };
     let its_file = Path::new(&root).join(its_tree.strip_prefix("/").unwrap_or(&its_tree));
     let id_of = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino()));
+    let its_id = id_of(&its_file).with_context(|| {
+        let shown = its_tree.display();
+        format!("can't look at its -dtb {shown}; give QEMU an absolute path")
+    });
     ensure!(
-        id_of(&its_file)? == id_of(tree)?,
+        its_id? == id_of(tree)?,
         "its guest has the device tree {}; give QEMU -dtb {}",
         its_tree.display(),
         tree.display()
@@ -203,7 +237,12 @@ fn process_of(path: &Path) -> anyhow::Result<Option<u32>> {
     let Ok(pid) = text.trim().parse::<u32>() else {
         return Ok(None);
     };
-    let Ok(process) = fs::metadata(format!("/proc/{pid}")) else {
+    let watched = sys::pidfd_open(pid).ok().filter(|process| {
+        // Its parent may not have seen it end.
+        !has_ended(process).is_ok_and(|ended| ended)
+    });
+    let process = watched.and_then(|_| fs::metadata(format!("/proc/{pid}")).ok());
+    let Some(process) = process else {
         return Ok(None);
     };
     let owner = fs::metadata(path).with_context(unreadable)?.uid();

@@ -44,26 +44,27 @@ pub struct WantedRam {
     pub or: &'static str,
 }
 
-/// Those registers of a VMM that is starting or runs: its number, and what watches it. None if it
-/// `has_ended`.
+/// The RAM with them of a VMM that is starting or runs: its number, and what watches it. None if it
+/// `has_ended`. Nothing is written to it.
 ///
 /// # Errors
 /// When the VMM shares its RAM with no other process, makes none in time, or this process may not take
 /// its files.
-pub fn registers_of(
+pub fn ram_of(
     (pid, process): (u32, BorrowedFd<'_>),
     WantedRam { place, or }: WantedRam,
-    served: &Served,
     has_ended: &mut dyn FnMut() -> anyhow::Result<bool>,
-) -> anyhow::Result<Option<SharedWithVmm>> {
+) -> anyhow::Result<Option<File>> {
     let host = HostRoot::default();
     let file = patiently(WITHIN, "for QEMU to make its guest's RAM", |part| {
         // It has its memory before it has its vCPUs.
         let threads = vcpu_threads(&host, pid, 1);
-        let ram = shared_ram((pid, process), place.size)?;
+        let ram = shared_ram((pid, process), place.size);
+        // What is looked at of one that ends, or has ended, fails in many ways.
         if has_ended()? {
             return Ok(Some(None));
         }
+        let ram = ram?;
         if ram.is_none() && threads.iter().any(Option::is_some) {
             bail!(
                 "QEMU shares no RAM of {} MiB, its guest's, with other processes; give its memory \
@@ -83,8 +84,7 @@ pub fn registers_of(
             WITHIN.as_secs()
         );
     };
-    file.map(|file| registers_in(file, place, served))
-        .transpose()
+    Ok(file)
 }
 
 /// The registers at `place` in `file`, a guest's RAM.
@@ -127,7 +127,11 @@ fn shared_ram((pid, process): (u32, BorrowedFd<'_>), size: u64) -> anyhow::Resul
         let Some(number) = number.filter(|number| has_inode(&fdinfo(pid, *number), inode)) else {
             continue;
         };
-        let file = File::from(sys::pidfd_getfd(process, number).map_err(refused)?);
+        let file = match sys::pidfd_getfd(process, number) {
+            // It was closed meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) => continue,
+            file => File::from(file.map_err(refused)?),
+        };
         // What a number stands for may have changed meanwhile.
         let found = file.metadata().map_err(refused)?;
         if (found.ino(), found.len()) == (inode, size) && found.is_file() {

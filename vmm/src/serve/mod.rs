@@ -41,7 +41,7 @@ use crate::{
     signals::EndSignals,
 };
 use awaited::{AwaitedProcess, AwaitedVmm};
-pub use guest_ram::{WantedRam, check_coherent, registers_in, registers_of};
+pub use guest_ram::{WantedRam, check_coherent, ram_of, registers_in};
 pub use machine::{LeftVmm, ServedVm, VmChange};
 pub use pending_vmms::PendingVmms;
 pub use qmp::Qmp;

@@ -88,7 +88,13 @@ impl Server {
             }
             let socket: Vec<_> = self.socket.iter().map(AsFd::as_fd).collect();
             match wait(&self.signals, &socket, waiting.next_look())? {
-                Ready::Signal(_) => return Ok(0),
+                Ready::Signal(_) => {
+                    // No later server has served it.
+                    if self.socket.is_none() {
+                        waiting.refuse();
+                    }
+                    return Ok(0);
+                }
                 Ready::Nothing => {}
                 Ready::File(_) => {
                     let added = self.accept();

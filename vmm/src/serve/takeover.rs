@@ -13,13 +13,14 @@ use std::{
     },
     path::Path,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context, anyhow, bail};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use vcpufreq_bridge::shm::SharedMemory;
 use vcpufreq_host::HostRoot;
-use vcpufreq_host::undo::KernelHost;
+use vcpufreq_host::undo::{KernelHost, LockedFile};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
@@ -27,6 +28,7 @@ use super::{
     vmm::{Connection, ServedVmm, SharedWithVmm},
 };
 use crate::{
+    config::ram_place::RamPlace,
     lifecycle::{
         record::{OwnerStatus, owner_of},
         served_vms::{KeptVm, PagesInRam, RunningVms},
@@ -34,11 +36,14 @@ use crate::{
     },
     manager,
     message::{chain, warn},
+    patience::patience,
     sys,
 };
 
 /// What the kernel calls the file of a memory that a server has made.
 const MEMORY: &str = "/memfd:vcpufreq (deleted)";
+/// How long another server may hold the records.
+const LOCKED_WITHIN: Duration = patience(10);
 /// The name by which the service manager keeps the files of a VMM begins so, and ends with its
 /// number.
 const STORED: &str = "vm-";
@@ -222,9 +227,26 @@ fn check_unserved(vm: &KeptVm, host: &HostRoot) -> anyhow::Result<()> {
     }
 }
 
-/// Whether `vm` is the record of these pages.
-pub fn is_of(vm: &KeptVm, shared: &SharedWithVmm) -> bool {
-    vm.in_ram == pages_of(shared) && memory_of(shared).is_ok_and(|memory| memory == vm.memory)
+/// Whether `vm` is the record of the pages at `place` in `ram`.
+///
+/// # Errors
+/// As fstat(2).
+pub fn is_of(vm: &KeptVm, ram: &File, place: RamPlace) -> io::Result<bool> {
+    let ram = ram.metadata()?;
+    let is_there = vm.in_ram.is_some_and(|pages| pages.offset == place.offset);
+    Ok(is_there && vm.memory == (ram.dev(), ram.ino()))
+}
+
+/// Keeps other servers from putting a VM on record, as long as the result lives; where there is no
+/// record yet, nothing does.
+///
+/// # Errors
+/// When another one holds the records for long, or they can't be opened.
+pub fn lock() -> anyhow::Result<Option<LockedFile>> {
+    match StateDir::of_user()?.lock_vms(LOCKED_WITHIN) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        locked => Ok(Some(locked.context("another server holds the records")?)),
+    }
 }
 
 fn is_connection_of(file: &OwnedFd, pid: u32) -> bool {

@@ -136,6 +136,31 @@ fn used_kib(process: u32) -> u64 {
 }
 
 #[test]
+fn of_two_servers_that_wait_one_serves() {
+    let Some((dir, dtb)) = tree() else { return };
+    let file = dir.path().join("vm.pid");
+    // A zombie, which its parent has not seen end.
+    let mut ended = vmm_of(dtb.to_str().unwrap());
+    fs::write(&file, ended.pid.to_string()).unwrap();
+    ended.kill();
+    let options = format!("--pid-file={}", file.display());
+    let mut servers = [(); 2]
+        .map(|()| Server::start_by_ram(&dtb, &[&options]).that_says("to name a VMM with 1 vCPU"));
+    let mut vmm = vmm_of(dtb.to_str().unwrap());
+    fs::write(&file, vmm.pid.to_string()).unwrap();
+    wait_until("one is refused", || {
+        let mut all = servers.iter_mut();
+        all.any(|server| server.process.try_wait().unwrap().is_some())
+    });
+    wait_until("the other one serves it", || vmm.pcpus() == 1);
+    vmm.end();
+    ended.end();
+    let mut codes = servers.map(|server| server.output().0.code());
+    codes.sort_unstable();
+    assert_eq!(codes, [Some(0), Some(REFUSED)]);
+}
+
+#[test]
 fn a_signal_ends_a_server_that_waits() {
     let Some((dir, dtb)) = tree() else { return };
     let file = dir.path().join("vm.pid");
@@ -151,6 +176,8 @@ fn a_signal_ends_a_server_that_waits() {
     let server = Server::start_by_ram(&dtb, &[&pid, &qmp]);
     wait_until("it is on record", || vmm.is_kept());
     assert_eq!(server.end(Signal::SIGTERM).0.code(), Some(0));
+    // It was served by none.
+    assert!(!vmm.is_kept());
     vmm.end();
 }
 
@@ -186,6 +213,8 @@ fn what_is_no_such_vm_is_refused() {
         );
         assert!(last.contains(line), "{said:?}");
         assert!(!vmm.is_kept() && vmm.pcpus() > 1);
+        // Nothing was written to it.
+        assert_eq!(vmm.ask("read cur_perf"), "0");
         vmm.end();
     }
 }

@@ -384,6 +384,12 @@ impl Vmm {
         Path::new(&format!("/run/vcpufreq/{}.vm", self.pid)).exists()
     }
 
+    /// Kills it, and doesn't look.
+    pub fn kill(&self) {
+        let pid = Pid::from_raw(self.pid.try_into().unwrap());
+        kill(pid, Signal::SIGKILL).unwrap();
+    }
+
     /// Kills it, if it doesn't end by itself.
     pub fn end(&mut self) {
         let pid = Pid::from_raw(self.pid.try_into().unwrap());
