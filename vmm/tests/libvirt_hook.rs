@@ -227,7 +227,8 @@ fn a_domain_with_registers_in_ram_has_its_service() {
     // Without the key it is a domain without a bridge.
     assert_eq!(host.call("NAME", PREPARE, &xml), silent(&[]));
     for quote in ["'", "\""] {
-        fs::write(&options, format!("cpus = 2\n dtb = {quote}{tree}{quote}\n")).unwrap();
+        let line = format!("dtb = {quote}{tree}{quote} # was \"/b\" or '/b'");
+        fs::write(&options, format!("cpus = 2\n {line}\n")).unwrap();
         let made = format!("vcpufreq dt --config {shown} --in-ram --merge {base}");
         let start = "systemctl restart vcpufreq-serve@NAME.service";
         assert_eq!(host.call("NAME", PREPARE, &xml), silent(&[&made, start]));

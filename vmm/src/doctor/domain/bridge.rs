@@ -107,22 +107,22 @@ fn server_in_ram(of: &CheckedDomain<'_>, dtb: &Path) -> DoctorFinding {
         (
             device,
             "QEMU waits for a server at a socket",
-            "take one out",
+            format!("take one out, here or in {file}"),
         ),
         (
             firmware,
             "firmware uses the RAM that the registers are in",
-            "boot a <kernel>",
+            "<kernel> in <os>, without <loader> and firmware='efi'".to_owned(),
         ),
         (
             tree,
             "the server looks for the registers of its dtb",
-            "name one path in <dtb> and as dtb",
+            format!("name one path in <dtb> and as dtb in {file}"),
         ),
     ] {
         if let Some(what) = what {
             let finding = DoctorFinding::blocker(SERVER, what, why);
-            return finding.change(format!("{line} ({file})"));
+            return finding.change(line);
         }
     }
     let wanted = format!("/run/libvirt/qemu/{}.pid", of.xml.name);

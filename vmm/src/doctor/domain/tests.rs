@@ -566,7 +566,7 @@ fn a_domain_with_registers_in_ram_needs_no_device() {
             "server",
             "name one path in <dtb> and as dtb",
         ),
-        ("<kernel>", "<loader>", "server", "boot a <kernel>"),
+        ("<kernel>", "<loader>", "server", "<kernel> in <os>"),
         (
             "</os>",
             "</os><devices><shmem name='vcpufreq'/></devices>",
@@ -586,6 +586,7 @@ fn a_domain_with_registers_in_ram_needs_no_device() {
             "server",
             "correct /etc/vcpufreq/NAME.toml",
         ),
+        ("<os>", "<os firmware='efi'>", "server", "<kernel> in <os>"),
         (
             "cpus = 2",
             "cpus = two",

@@ -125,7 +125,8 @@ impl DomainXml {
                 .is_some_and(|node| node.attribute("state") == Some("off")),
             timers: timers.map(timer).collect(),
             has_kernel: at(root, &["os", "kernel"]).is_some()
-                && at(root, &["os", "loader"]).is_none(),
+                && at(root, &["os", "loader"]).is_none()
+                && child(root, "os").is_some_and(|os| os.attribute("firmware").is_none()),
             dtb: text_of(at(root, &["os", "dtb"])),
             shmem: shmem.map(shared_memory).transpose()?,
             has_master: has_master(root),
