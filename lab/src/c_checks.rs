@@ -156,9 +156,15 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
         }
     }
     let name = "host-bpf: sparse, checkpatch".to_owned();
-    let of_bpf = bpf(&checkpatch).tried(name, artifacts.tools(), repo);
-    let is_known_clang = known.has_clang(&artifacts.root)?;
-    tried.extend(with_kernels_tools(of_bpf, is_known && is_known_clang));
+    let of_bpf = bpf("check", &checkpatch).tried(name, artifacts.tools(), repo);
+    tried.extend(with_kernels_tools(of_bpf, is_known));
+    let name = "host-bpf: no warning of clang".to_owned();
+    let of_clang = bpf("warnings", "OUT=/tmp").tried(name, artifacts.tools(), repo);
+    tried.extend(with_tools(
+        of_clang,
+        "clang",
+        known.has_clang(&artifacts.root)?,
+    ));
     for machine in ["aarch64-linux-gnu", "x86_64-linux-gnu"] {
         let check = Check {
             name: format!("abi-{machine}"),
@@ -184,12 +190,17 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
 /// What was found with the kernel's own scripts and headers: a new kernel's find more, which is shown
 /// and decides nothing.
 fn with_kernels_tools(tried: TestResult, is_known: bool) -> Option<TestResult> {
+    with_tools(tried, "kernel", is_known)
+}
+
+/// The same of any tool of this name.
+fn with_tools(tried: TestResult, tool: &str, is_known: bool) -> Option<TestResult> {
     match &tried.verdict {
         Verdict::Failed(found) if !is_known => {
             above(|| {
                 println!("{}", found.trim_end());
                 let name = &tried.name;
-                println!("note     {name}: it decides nothing with this kernel (lab/known.toml)");
+                println!("note     {name}: it decides nothing with this {tool} (lab/known.toml)");
             });
             None
         }
@@ -219,7 +230,10 @@ fn driver_tests(artifacts: &Artifacts, repo: &Path, is_known: bool) -> Result<Ve
     }
     let release = release.replace("-arm64", "-amd64");
     let kernel = format!("KERNEL=/opt/amd64/vmlinuz-{release}");
-    let native = ["ARCH=x86", "CROSS_COMPILE=", strict, &kernel, MO];
+    let mut native = vec!["ARCH=x86", "CROSS_COMPILE=", &kernel, MO];
+    if is_known {
+        native.extend(["W=1", "KCFLAGS=-Werror"]);
+    }
     let check = make("test-x86_64", GUEST_DRIVER, &release, &native);
     tried.extend(driver_test(check, artifacts, repo));
     Ok(tried)
@@ -281,17 +295,10 @@ fn dkms(source: ModuleSource, release: &str) -> Check {
     }
 }
 
-fn bpf(checkpatch: &str) -> Check {
-    let command = [
-        "make",
-        "--silent",
-        "-C",
-        "host-bpf/bpf",
-        "check",
-        checkpatch,
-    ];
+fn bpf(target: &str, setting: &str) -> Check {
+    let command = ["make", "--silent", "-C", "host-bpf/bpf", target, setting];
     Check {
-        name: "bpf-check".to_owned(),
+        name: format!("bpf-{target}"),
         source: BPF,
         command: command.map(Into::into).into(),
         place: CheckPlace::Copy,

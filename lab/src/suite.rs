@@ -225,7 +225,13 @@ impl Boot {
                         add_result(one.result, later_us);
                     }
                 }
-                Err(failed) => tried.push(failed),
+                Err(not_tried) => {
+                    let is_skipped = matches!(not_tried.verdict, Verdict::Skipped(_));
+                    tried.push(not_tried);
+                    if is_skipped {
+                        return (tried, results);
+                    }
+                }
             }
         }
         let mut draws = vec![Vec::new(); self.sampled.len()];
@@ -239,9 +245,8 @@ impl Boot {
             }
             let mut outcomes = self.draw(artifacts, repo, later_us, &scenarios);
             if let Err(not_tried) = &outcomes {
-                if matches!(not_tried.verdict, Verdict::Skipped(_)) {
+                if matches!(not_tried.verdict, Verdict::Skipped(_)) && number == 0 {
                     tried.push(not_tried.clone());
-                    draws.iter_mut().for_each(Vec::clear);
                     break;
                 }
             }
@@ -313,10 +318,10 @@ impl Boot {
         let name = |scenario: &str| format!("lab {host}: {scenario}");
         let report = options.report(artifacts, repo).map_err(|error| {
             let what = name(&scenarios.join(", "));
-            let lacks = error.downcast_ref::<Unfetched>();
-            let not_tried = match lacks {
-                Some(why) => TestResult::skipped(what, why.to_string()),
-                None => TestResult::new(what, false, || format!("{error:#}")),
+            let why = format!("{error:#}");
+            let not_tried = match error.is::<Unfetched>() {
+                true => TestResult::skipped(what, why),
+                false => TestResult::new(what, false, || why),
             };
             tell(&not_tried);
             not_tried
