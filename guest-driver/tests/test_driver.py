@@ -346,7 +346,7 @@ def ceilings(guest, known):
         # The governor's own requests are other ones. At most one each tick is renewed: one that comes
         # before jiffies advance renews none.
         ceilings, renewals = ceilings_while_busy()
-        expect(f"ceilings under {file}, {renewals} of {ceilings} renewed", renewals > 0, known)
+        expect(f"ceilings under {file}, {renewals} of {ceilings} renewed", renewals > 2, known)
         if known:
             renewals, ticks = renewals_of_two_cpus()
             # The clock that was read has 10 ms.

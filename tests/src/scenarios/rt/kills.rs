@@ -68,20 +68,22 @@ pub fn run(name: &str) -> Result<LabVerdict> {
     let before = inventory::everything()?;
     let (mut left, mut at_work) = (Vec::new(), 0);
     let of_exec = kills / EXEC_OF;
-    let start = exec(&guest, KillMoment::AtWork, &before)?.after;
+    let first = exec(&guest, KillMoment::AtWork, &before)?;
+    left.extend(first.left.iter().map(|one| format!("rt exec: {one}")));
     for round in 0..of_exec {
         begins(round, kills, "rt exec");
-        let killed = exec(&guest, moment(start, (round, of_exec)), &before)?;
+        let killed = exec(&guest, moment(first.after, (round, of_exec)), &before)?;
         at_work += u32::from(killed.at_work);
         let found = killed.left.iter();
         left.extend(found.map(|one| format!("{round}: rt exec: {one}")));
     }
     succeeded(&["apply", "--guest", &guest])?;
     let applied = inventory::everything()?;
-    let start = qemu(&setup, KilledPart::Both, KillMoment::AtWork, &applied)?.after;
+    let first = qemu(&setup, KilledPart::Both, KillMoment::AtWork, &applied)?;
+    left.extend(first.left.iter().map(|one| format!("Both: {one}")));
     for (round, part) in (of_exec..kills).zip(PARTS.iter().cycle()) {
         begins(round, kills, "QEMU");
-        let moment = moment(start, (round - of_exec, kills - of_exec));
+        let moment = moment(first.after, (round - of_exec, kills - of_exec));
         let killed = qemu(&setup, *part, moment, &applied)?;
         at_work += u32::from(killed.at_work);
         let found = killed.left.iter();
