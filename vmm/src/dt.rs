@@ -107,8 +107,8 @@ mod tests {
 
     use clap::Parser;
 
-    use vcpufreq_dt::vm_fdt::{FdtWriter, FdtWriterResult};
     use vcpufreq_host::fakes::FakeHost;
+    use vcpufreq_vm::fakes::qemu_tree;
 
     use super::*;
     use crate::{cli::Cli, cli::Command, message::chain};
@@ -221,34 +221,10 @@ mod tests {
         }
     }
 
-    /// QEMU's tree of two CPUs and 64 MiB at 1 GiB, as far as it matters.
-    fn with_ram() -> FdtWriterResult<Vec<u8>> {
-        let mut fdt = FdtWriter::new()?;
-        let root = fdt.begin_node("")?;
-        fdt.property_u32("#address-cells", 2)?;
-        fdt.property_u32("#size-cells", 2)?;
-        let memory = fdt.begin_node("memory@40000000")?;
-        fdt.property_string("device_type", "memory")?;
-        fdt.property_array_u64("reg", &[1 << 30, 64 << 20])?;
-        fdt.end_node(memory)?;
-        let cpus = fdt.begin_node("cpus")?;
-        fdt.property_u32("#address-cells", 1)?;
-        fdt.property_u32("#size-cells", 0)?;
-        for reg in 0..2 {
-            let cpu = fdt.begin_node(&format!("cpu@{reg}"))?;
-            fdt.property_string("compatible", "arm,cortex-a57")?;
-            fdt.property_u32("reg", reg)?;
-            fdt.end_node(cpu)?;
-        }
-        fdt.end_node(cpus)?;
-        fdt.end_node(root)?;
-        fdt.finish()
-    }
-
     #[test]
     fn a_server_finds_registers_in_ram_by_the_tree() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), with_ram().unwrap()).unwrap();
+        std::fs::write(file.path(), qemu_tree(2, 64 << 20).unwrap()).unwrap();
         let merge = format!("--merge={}", file.path().display());
         let vcpus = ["--cpus=2", "--pin=0=0", "--pin=1=2"];
         let host = HostCpus::read(&FakeHost::two_plus_two().root());

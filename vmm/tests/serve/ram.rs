@@ -8,7 +8,7 @@ use std::{fs, path::PathBuf, process::Command};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
-use vcpufreq_dt::vm_fdt::{FdtWriter, FdtWriterResult};
+use vcpufreq_vm::fakes::qemu_tree;
 
 use super::{
     left,
@@ -29,35 +29,13 @@ fn tree() -> Option<(TempDir, PathBuf)> {
         return None;
     }
     let (base, dtb) = (dir.path().join("base.dtb"), dir.path().join("guest.dtb"));
-    fs::write(&base, base_tree().unwrap()).unwrap();
+    fs::write(&base, qemu_tree(1, SIZE as u64).unwrap()).unwrap();
     let mut dt = Command::new(PROGRAM);
     dt.arg("dt").args(ONE_VCPU).args(["--in-ram", "--merge"]);
     let made = dt.arg(base).output().unwrap();
     assert!(made.status.success(), "{made:?}");
     fs::write(&dtb, made.stdout).unwrap();
     Some((dir, dtb))
-}
-
-/// QEMU's, as far as it matters.
-fn base_tree() -> FdtWriterResult<Vec<u8>> {
-    let mut fdt = FdtWriter::new()?;
-    let root = fdt.begin_node("")?;
-    fdt.property_u32("#address-cells", 2)?;
-    fdt.property_u32("#size-cells", 2)?;
-    let memory = fdt.begin_node("memory@40000000")?;
-    fdt.property_string("device_type", "memory")?;
-    fdt.property_array_u64("reg", &[1 << 30, SIZE as u64])?;
-    fdt.end_node(memory)?;
-    let cpus = fdt.begin_node("cpus")?;
-    fdt.property_u32("#address-cells", 1)?;
-    fdt.property_u32("#size-cells", 0)?;
-    let cpu = fdt.begin_node("cpu@0")?;
-    fdt.property_string("compatible", "arm,cortex-a57")?;
-    fdt.property_u32("reg", 0)?;
-    fdt.end_node(cpu)?;
-    fdt.end_node(cpus)?;
-    fdt.end_node(root)?;
-    fdt.finish()
 }
 
 /// A VMM that boots this tree.
