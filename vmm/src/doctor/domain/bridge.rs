@@ -11,10 +11,6 @@ const SHMEM: &str = "shmem";
 const SERVER: &str = "server";
 
 pub(super) fn findings(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
-    if let Err(why) = &of.around.server {
-        let finding = DoctorFinding::blocker(SERVER, why.clone(), "the server doesn't start");
-        return vec![finding.change(format!("correct {}", of.around.options_file))];
-    }
     let in_ram = of.server().and_then(|server| server.listen.dtb.as_deref());
     if let Some(dtb) = in_ram {
         let mut found = vec![memory(of), server_in_ram(of, dtb)];
@@ -22,6 +18,10 @@ pub(super) fn findings(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
         return found;
     }
     let Some(shmem) = &of.xml.shmem else {
+        // It may be a domain with registers in RAM.
+        if let Some(finding) = wrong_options(of) {
+            return vec![finding];
+        }
         let finding = DoctorFinding::limit(SHMEM, "none named vcpufreq", "the guest has no bridge");
         let line = format!(
             "<shmem name='vcpufreq' role='master'><model type='ivshmem-doorbell'/>{}{}</shmem>",
@@ -78,6 +78,13 @@ fn device(of: &CheckedDomain<'_>, shmem: &DomainShmem) -> Vec<DoctorFinding> {
         found.push(DoctorFinding::good(SHMEM, format!("{vcpus} vectors"), why));
     }
     found
+}
+
+/// Options by which no server starts.
+fn wrong_options(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
+    let why = of.around.server.as_ref().err()?;
+    let finding = DoctorFinding::blocker(SERVER, why.clone(), "the server doesn't start");
+    Some(finding.change(format!("correct {}", of.around.options_file)))
 }
 
 /// The RAM in which its guest has registers.
@@ -158,6 +165,9 @@ fn server(of: &CheckedDomain<'_>, shmem: &DomainShmem) -> DoctorFinding {
     if *path != unit_socket(of) {
         let why = "the hook and vcpufreq-serve@.socket don't serve it";
         return DoctorFinding::limit(SERVER, path.clone(), why).change(server_line(of));
+    }
+    if let Some(finding) = wrong_options(of) {
+        return finding;
     }
     if of.server().is_none() {
         let why = "vcpufreq-serve@.socket doesn't start without";
