@@ -62,8 +62,7 @@ const RULES: [(&str, &str, Rule); 20] = [
 ];
 
 /// Beside other load, of guests whose requests add up: no later than on the host, and for no more
-/// energy than this. Where a guest has its frequency tens of ms sooner, that costs more. Two guests' own
-/// kernels take 5 to 6 % more, of QEMU's also without a sum.
+/// energy than this. Where a guest has its frequency tens of ms sooner, that costs more.
 const CONTENDED: [(&str, Rule); 10] = [
     ("new25", OfHost(1_050)),
     ("new50", OfHost(1_050)),
@@ -71,6 +70,7 @@ const CONTENDED: [(&str, Rule); 10] = [
     ("woken25", Free),
     ("woken50", OfHost(1_050)),
     ("woken75", OfHost(1_050)),
+    // Both guests' kernels take CPU time: 5 to 6 % more energy, by QEMU also without a sum.
     ("guest50", OfHost(1_080)),
     ("fifo25", OfHost(1_050)),
     ("deadline25", Free),

@@ -16,7 +16,7 @@ pub struct RamPlace {
     pub base: u64,
     /// Where they are in the file of its RAM, bytes.
     pub offset: u64,
-    /// All of that.
+    /// The size of that file, bytes.
     pub size: u64,
 }
 

@@ -29,7 +29,7 @@ use crate::{
 /// How often a VM is looked at for what no file tells.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a process whose threads have ended may take to end, in ms.
-const ENDING: u16 = 100;
+pub const ENDING: u16 = 100;
 /// How long a VMM may take to give its memory back to the kernel. Meanwhile its cgroups can't be
 /// removed.
 const FREES_WITHIN: Duration = patience(120);

@@ -43,7 +43,7 @@ impl Refusals {
         self.add(|| line);
     }
 
-    /// Whether one that ran was.
+    /// Whether a VMM that ran was refused.
     pub fn has_refused(&self) -> bool {
         self.reason.is_some()
     }

@@ -11,7 +11,8 @@ use anyhow::Context;
 use vcpufreq_host::Tid;
 
 use super::{
-    PendingVmms, Refusals, Served, ServedVm, ServedVmm, Socket, VmChange, vm_process::ERROR,
+    PendingVmms, Refusals, Served, ServedVm, ServedVmm, Socket, VmChange, machine::ENDING,
+    vm_process::ERROR,
 };
 use crate::{
     message::{chain, warn},
@@ -21,11 +22,8 @@ use crate::{
 /// The message when no process answers the doorbells any more.
 const WORKER_DIED: &str = "the process that carries out requests has died; start the server again";
 
-/// The exit code when the only VMM is refused: another try would be, too.
+/// The exit code when the only VMM is refused: it would be refused again.
 pub const REFUSED: u8 = 3;
-
-/// How long a process whose threads have ended may take to end.
-const ENDING: Duration = Duration::from_millis(100);
 
 /// How often QEMU is heard at most: one that writes without an end neither keeps the server busy nor
 /// lets others wait.
@@ -89,7 +87,7 @@ impl Server {
             let socket: Vec<_> = self.socket.iter().map(AsFd::as_fd).collect();
             match wait(&self.signals, &socket, waiting.next_look())? {
                 Ready::Signal(_) => {
-                    // No later server has served it.
+                    // It was never served: no later server is to take it over.
                     if self.socket.is_none() {
                         waiting.refuse();
                     }
@@ -205,10 +203,10 @@ impl Server {
     }
 }
 
-/// Whether the process that a file watches has, or does when its vCPUs' threads have.
+/// Whether the process that a file watches has ended, or ends soon after its vCPUs' threads.
 fn has_ended(process: &Option<OwnedFd>) -> bool {
     let files: Vec<_> = process.iter().map(AsFd::as_fd).collect();
-    is_ready(&files, ENDING, false).is_ok_and(|ended| ended)
+    is_ready(&files, Duration::from_millis(ENDING.into()), false).is_ok_and(|ended| ended)
 }
 
 fn not_served(error: &anyhow::Error) -> String {

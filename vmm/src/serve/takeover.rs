@@ -237,8 +237,8 @@ pub fn is_of(vm: &KeptVm, ram: &File, place: RamPlace) -> io::Result<bool> {
     Ok(is_there && vm.memory == (ram.dev(), ram.ino()))
 }
 
-/// Keeps other servers from putting a VM on record, as long as the result lives; where there is no
-/// record yet, nothing does.
+/// Keeps other servers from putting a VM on record, as long as the result lives. Before the first
+/// record there is no folder to hold, and the result is none.
 ///
 /// # Errors
 /// When another one holds the records for long, or they can't be opened.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A guest of QEMU that reboots, restarts its kernel by kexec, is reset, suspends, and switches
-//! CPUs off. Its requests are withdrawn meanwhile, by this project's driver. After a reset, which the guest's driver doesn't
-//! see, they stay until the driver is loaded again. Afterwards the bridge works again.
+//! CPUs off. This project's driver withdraws its requests meanwhile. After a reset, which the driver
+//! doesn't see, they stay until it is loaded again. Afterwards the bridge works again.
 
 use std::fs;
 use std::thread::sleep;

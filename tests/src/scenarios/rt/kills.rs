@@ -25,7 +25,7 @@ use crate::harness::wait::{SOON, settled, wait_until};
 
 /// Kills, where the scenario's name has no number.
 const KILLS: u32 = 10;
-/// In which a start is over.
+/// The longest that a start may take.
 const STARTS: Duration = Duration::from_secs(60);
 /// Of so many kills one is of `rt exec`.
 const EXEC_OF: u32 = 5;
