@@ -31,7 +31,7 @@ pub fn run(
     let words = [&["bench".to_owned()], scenarios].concat();
     let (verdict, json) = measured(artifacts, repo, topology, (&words, LIMIT_S))?;
     let text = |key: &str| verdict.get(key).as_str().unwrap_or_default();
-    out::text(repo, "ramp.html", text("html"))?;
+    out::page(repo, "ramp.html", text("html"))?;
     out::write(repo, "ramp.json", json.clone())?;
     if scenarios.is_empty() {
         out::write(repo, &format!("bench-{topology}.json"), json.clone())?;

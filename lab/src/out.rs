@@ -31,6 +31,19 @@ pub fn write(repo: &Path, name: &str, mut object: Value) -> Result<()> {
     text(repo, name, &format!("{object:#}\n"))
 }
 
+/// Writes a page, with the packages of Debian that its figures were measured with at its end.
+pub fn page(repo: &Path, name: &str, html: &str) -> Result<()> {
+    let line = |one: &TakenPackage| {
+        let TakenPackage { name, version, .. } = one;
+        format!("{name} {version} ({}, {})", one.suite, one.architecture)
+    };
+    let lines: Vec<String> = TAKEN.get().into_iter().flatten().map(line).collect();
+    let body = html.strip_suffix("</html>\n").unwrap_or(html);
+    let packages = lines.join("; ");
+    let html = format!("{body}<p>Packages of Debian: {packages}.</p>\n</html>\n");
+    text(repo, name, &html)
+}
+
 /// Notes how long a command of the README took on this machine; `make figures` makes a table of it.
 /// `found` is what was in its caches.
 pub fn time(repo: &Path, command: &str, found: CacheState, took: Duration) -> Result<()> {
@@ -121,6 +134,10 @@ mod tests {
         write(&repo, "demo.json", json!({ "wrong": 0 })).unwrap();
         let expected = json!({ "wrong": 0, "build": build(&repo), "packages": [package] });
         assert_eq!(read(&repo, "demo.json"), expected);
+        page(&repo, "ramp.html", "<h1>a</h1>\n</html>\n").unwrap();
+        let page = fs::read_to_string(repo.join("out/ramp.html")).unwrap();
+        let expected = "<p>Packages of Debian: make 4.4.1-2 (trixie, amd64).</p>\n</html>\n";
+        assert_eq!(page, format!("<h1>a</h1>\n{expected}"));
         fs::remove_dir_all(repo).unwrap();
     }
 

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 pub use paths::whole;
@@ -125,7 +125,8 @@ pub fn write_all(repo: &Path) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// The JSON files in `out/`, and the one build that they are of.
+/// The JSON files in `out/`, and the one build that they are of, measured with one version of each
+/// package.
 struct Inputs {
     files: BTreeMap<String, Value>,
     build: String,
@@ -136,6 +137,7 @@ impl Inputs {
         let names = TABLES.iter().flat_map(|(_, files, _)| *files);
         let mut files = BTreeMap::new();
         let mut builds: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut versions = BTreeMap::new();
         for name in names.chain(&["bench-pixel6.json"]).chain(&ABLATIONS) {
             let path = out.join(name);
             let Ok(text) = fs::read_to_string(&path) else {
@@ -143,6 +145,8 @@ impl Inputs {
             };
             let value: Value =
                 serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+            one_version_each(&mut versions, &value["packages"])
+                .with_context(|| format!("out/{name}: measure anew, or remove the older"))?;
             let build = value["build"].as_str().unwrap_or("unknown").to_owned();
             let of_build = builds.entry(build).or_default();
             if files.insert((*name).to_owned(), value).is_none() {
@@ -167,6 +171,22 @@ impl Inputs {
     fn get(&self, name: &str) -> Option<Value> {
         self.files.get(name).cloned()
     }
+}
+
+/// Adds the versions of a file's packages, by name and architecture. An error if another file was
+/// measured with another version: one table would show two worlds.
+fn one_version_each(known: &mut BTreeMap<String, String>, packages: &Value) -> Result<()> {
+    let text = |package: &Value, key: &str| package[key].as_str().unwrap_or_default().to_owned();
+    for package in packages.as_array().into_iter().flatten() {
+        let name = [text(package, "name"), text(package, "architecture")].join(":");
+        let version = text(package, "version");
+        let before = known.entry(name.clone()).or_insert(version.clone());
+        ensure!(
+            *before == version,
+            "figures with {name} {before} and with {version}"
+        );
+    }
+    Ok(())
 }
 
 /// README.md and the pages in docs/.
@@ -202,6 +222,8 @@ fn replaced(page: &str, tables: &BTreeMap<&str, String>) -> Result<String> {
 mod tests {
     //! Each marker has its table and each table its marker; a page keeps what isn't written. Where the
     //! lab's figures are typed, the text names commit and command.
+
+    use serde_json::json;
 
     use super::*;
 
@@ -277,5 +299,21 @@ mod tests {
             error.contains("out/demo.json of one; out/paths.json of two"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn figures_of_two_versions_of_a_package_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, version: &str| {
+            let package = json!({ "name": "qemu", "architecture": "amd64", "version": version });
+            let value = json!({ "build": "one", "packages": [package] });
+            fs::write(dir.path().join(name), value.to_string()).unwrap();
+        };
+        write("demo.json", "11");
+        write("paths.json", "11");
+        assert_eq!(Inputs::read(dir.path()).unwrap().build, "one");
+        write("paths.json", "12");
+        let error = format!("{:#}", Inputs::read(dir.path()).err().unwrap());
+        assert!(error.contains("qemu:amd64 11 and with 12"), "{error}");
     }
 }

@@ -83,6 +83,7 @@ pub fn report(input: &Value, kvm: Kvm) -> Result<Value> {
     let results = [rows_of(lab)?, kvm_rows].concat();
     Ok(json!({
         "build": input["build"],
+        "packages": input["packages"],
         "conditions": {
             "lab": {
                 "emulated": true, "cpu": input["cpu"], "topology": "2+2", "ns_an_instruction": 2,
@@ -116,10 +117,11 @@ mod tests {
 
     #[test]
     fn a_whole_report_is_right() {
-        let input = json!({ "paths": { "rows": [row()] }, "build": "v1" });
+        let input = json!({ "paths": { "rows": [row()] }, "build": "v1", "packages": [1] });
         let report = report(&input, Kvm::skipped("no /dev/kvm")).unwrap();
         assert_eq!(report["results"][0]["machine"], "lab");
         assert_eq!(report["build"], "v1");
+        assert_eq!(report["packages"], json!([1]));
         assert!(rows_of(&Value::Null).is_err());
         let mut more = row();
         more["exits_of"] = 1000.into();
