@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The crates that a registry gets: `cargo publish --dry-run` of all of them at once. It packages each
-//! one, and compiles the package with the registry's crates and the packages before it.
+//! one, and compiles the package with the registry's crates and the packages before it. Then those that
+//! a VMM of its own versions links are compiled with the oldest libc and thiserror that the workspace
+//! allows.
 
+use std::fmt::Write as _;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
@@ -28,6 +32,13 @@ const SOURCE: ModuleSource = ModuleSource {
         "vmm-device",
     ],
 };
+/// The crates without dependencies that want newer ones themselves: `bridge` has vm-memory, `host`'s
+/// feature `undo` has nix.
+const OLDEST: [(&str, &str); 3] = [
+    ("vcpufreq-device", "vmm-device/device"),
+    ("vcpufreq-host", "vmm-device/host"),
+    ("vcpufreq-dt", "dt"),
+];
 /// How cargo begins the cause when no registry answers.
 const NO_REGISTRY: &str = "failed to download from";
 
@@ -38,11 +49,12 @@ pub fn tried(cache: &Cache, repo: &Path) -> Result<TestResult> {
     input.push(version.into_bytes());
     let key = key(input.iter().map(Vec::as_slice));
     let mut kept = true;
-    let passed = cache.entry("passed-publish", &key, |to| {
+    let passed = cache.entry("passed-published", &key, |to| {
         kept = false;
         // One of its own, so that it compiles nothing of the workspace's anew.
         let target = to.join("target");
         publish(repo, &target)?;
+        oldest(repo, &to.join("oldest"), &target)?;
         remove_tree(&target)
     });
     let verdict = match passed {
@@ -106,6 +118,47 @@ fn publish(repo: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Compiles [`OLDEST`] as dependencies of a crate in this folder, which wants the oldest versions.
+fn oldest(repo: &Path, folder: &Path, target: &Path) -> Result<()> {
+    let step = Step::start("the oldest libc and thiserror");
+    let workspace = fs::read_to_string(repo.join("Cargo.toml"))?;
+    fs::create_dir_all(folder.join("src"))?;
+    fs::write(folder.join("src/lib.rs"), "")?;
+    fs::write(
+        folder.join("Cargo.toml"),
+        oldest_manifest(&workspace, repo)?,
+    )?;
+    let mut command = machine_cargo();
+    command.args(["check", "--quiet", "--target-dir"]);
+    command.arg(target).current_dir(folder);
+    let (held, text) = output(&mut command)?;
+    step.done();
+    ensure!(held, "with the oldest libc and thiserror: {text}");
+    Ok(())
+}
+
+/// A crate that takes exactly the versions that this workspace's manifest has as the oldest.
+fn oldest_manifest(workspace: &str, repo: &Path) -> Result<String> {
+    let workspace = toml::Value::from(workspace.parse::<toml::Table>()?);
+    let mut text = "[package]\nname = \"oldest\"\nedition = \"2024\"\n\n[workspace]\n\n\
+                    [dependencies]\n"
+        .to_owned();
+    for name in ["libc", "thiserror"] {
+        let version = ["workspace", "dependencies", name]
+            .iter()
+            .try_fold(&workspace, |at, key| at.get(key));
+        let version = version
+            .and_then(toml::Value::as_str)
+            .with_context(|| format!("Cargo.toml has no version of {name}"))?;
+        writeln!(text, "{name} = \"={version}\"")?;
+    }
+    for (name, folder) in OLDEST {
+        let path = toml::Value::from(repo.join(folder).display().to_string());
+        writeln!(text, "{name} = {{ path = {path} }}")?;
+    }
+    Ok(text)
+}
+
 /// From cargo 1.89 on this takes crates that need each other. Debian 13's is 1.85, which can do the
 /// same as an unstable feature: a newer one ignores its name.
 fn dry_run() -> Command {
@@ -119,7 +172,8 @@ fn dry_run() -> Command {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: a registry that doesn't answer is a reason to skip, and nothing else is.
+    //! Promises: a registry that doesn't answer is a reason to skip, and nothing else is; the oldest
+    //! versions are the manifest's.
     use super::*;
 
     #[test]
@@ -129,5 +183,17 @@ mod tests {
         assert!(matches!(failure(absent), Verdict::Skipped(_)));
         let refused = "error: failed to verify package tarball\n";
         assert!(matches!(failure(refused), Verdict::Failed(_)));
+    }
+
+    #[test]
+    fn the_oldest_are_what_the_manifest_says() {
+        let workspace = "[workspace.dependencies]\nlibc = \"0.2.155\"\nthiserror = \"2.0.0\"\n";
+        let manifest = oldest_manifest(workspace, Path::new("/a")).unwrap();
+        assert!(
+            manifest.contains("libc = \"=0.2.155\"\nthiserror = \"=2.0.0\"\n"),
+            "{manifest}"
+        );
+        assert!(manifest.contains("vcpufreq-dt = { path = \"/a/dt\" }"));
+        assert!(oldest_manifest("[workspace.dependencies]\n", Path::new("/a")).is_err());
     }
 }
