@@ -306,11 +306,8 @@ fn named_command(line: &[OsString]) -> String {
 mod tests {
     //! Flags become the options they name, after those of a file; usage errors are one line.
 
-    use vcpufreq_device::CurPerfVisibility;
-
     use super::*;
     use crate::options::values::of_vcpu;
-    use crate::path::{Path, PathChoice};
 
     fn read(line: &[&str]) -> anyhow::Result<Cli> {
         let words = ["vcpufreq"].iter().chain(line);
@@ -349,20 +346,6 @@ mod tests {
             Command::Dt(args) => assert_eq!(args.vcpus.rt.len(), 1),
             other => panic!("{other:?}"),
         }
-    }
-
-    #[test]
-    fn old_names_are_taken_for_one_release() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "path='kernel'\nreport='exact'\n").unwrap();
-        let config = format!("--config={}", file.path().display());
-        for flags in [&["--path=kernel", "--report=exact"][..], &[&config]] {
-            let args = run_options(flags);
-            assert_eq!(args.path, PathChoice::Ioeventfd);
-            assert_eq!(args.bridge.cur_perf, CurPerfVisibility::Exact);
-        }
-        let path: Path = serde_json::from_str("\"kernel\"").unwrap();
-        assert_eq!(path, Path::Ioeventfd);
     }
 
     #[test]

@@ -23,7 +23,6 @@ pub enum Path {
     /// thread reads.
     Ram,
     /// Reads from memory, writes by ioeventfd.
-    #[serde(alias = "kernel")]
     Ioeventfd,
     /// Reads from memory that BPF keeps true, writes handled by BPF.
     Bpf,
@@ -38,7 +37,6 @@ pub enum PathChoice {
     /// Each access exits to the VMM.
     Exit,
     /// Reads from memory, writes finished by KVM.
-    #[value(alias = "kernel")]
     Ioeventfd,
     /// Reads and writes handled by BPF in the kernel.
     Bpf,

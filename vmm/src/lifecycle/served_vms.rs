@@ -21,8 +21,7 @@ const SUFFIX: &str = ".vm";
 pub struct KeptVm {
     /// The VMM.
     pub vmm: Owner,
-    /// The server that has served it last; servers of 0.1 don't record it.
-    #[serde(default)]
+    /// The server that has served it last.
     pub server: Option<Owner>,
     /// That server's socket; none if it was `vcpufreq qemu`.
     pub socket: Option<PathBuf>,

@@ -103,10 +103,7 @@ fn flag(
     (key, value): (&Key, &TomlValue),
 ) -> Result<Option<Flag>, Wrong> {
     let name = &**key.get_ref();
-    let is_named = |arg: &&clap::Arg| {
-        let aliases = arg.get_all_aliases().unwrap_or_default();
-        arg.get_long() == Some(name) || aliases.contains(&name)
-    };
+    let is_named = |arg: &&clap::Arg| arg.get_long() == Some(name);
     let mut all = command.get_arguments();
     // Flags that may be repeated are those of vCPUs.
     let found = all.find(is_named).filter(|arg| {
@@ -237,8 +234,7 @@ mod tests {
             ("mem = 512", &["--mem=512"]),
             ("no-bridge = true\nexplain = false", &["--no-bridge"]),
             ("host-topology = false", &["--host-topology=false"]),
-            ("report = 'exact'", &["--report=exact"]),
-            ("path = 'kernel'", &["--path=kernel"]),
+            ("cur-perf = 'exact'", &["--cur-perf=exact"]),
             ("rate-limit = 0", &["--rate-limit=0"]),
             ("clamp = 'exact'", &["--clamp=exact"]),
             ("resume-latency-us = '50'", &["--resume-latency-us=50"]),

@@ -190,7 +190,7 @@ pub struct BridgeArgs {
     #[arg(long)]
     pub explain: bool,
     /// What the guest reads of its frequency
-    #[arg(long, alias = "report", value_name = "WHAT", default_value = "table", default_value_if("multi_tenant", "true", "request"), value_parser = one_of(&VISIBILITIES))]
+    #[arg(long, value_name = "WHAT", default_value = "table", default_value_if("multi_tenant", "true", "request"), value_parser = one_of(&VISIBILITIES))]
     pub cur_perf: CurPerfVisibility,
     /// Requests a second, and in a burst, that reach the host from one vCPU; the
     /// VM's limit is this times its domains, at most 8; 0: no limit

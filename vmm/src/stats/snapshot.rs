@@ -21,19 +21,15 @@ pub struct Stats {
     /// governor than schedutil, after schedutil.
     pub governors_lost: u64,
     /// How many of these policies are under another governor than schedutil now.
-    #[serde(default)]
     pub governors_off: u64,
     /// How often a vCPU's thread was found to run elsewhere than on the pCPUs
     /// that it is pinned to.
     pub pins_lost: u64,
     /// What programs have set by `vcpufreq tune`, by handle.
-    #[serde(default)]
     pub tunings: Vec<TuningStats>,
     /// The operator's policy that decides about requests; null: the built-in rule does.
-    #[serde(default)]
     pub decided_by: Option<DeciderStats>,
     /// The cpufreq policies that vCPUs may be on.
-    #[serde(default)]
     pub policies: Vec<PolicyTimes>,
 }
 
@@ -45,7 +41,6 @@ pub struct VcpuStats {
     /// Its performance domain.
     pub domain: u32,
     /// Its thread, if it has one.
-    #[serde(default)]
     pub tid: Option<i32>,
     /// How its registers are reached now: `ioeventfd` while KVM answers reads or requests of table
     /// entries. `accesses` counts those that exit.
@@ -62,18 +57,14 @@ pub struct VcpuStats {
     pub uclamp: (u16, u16),
     /// Utilization of its thread when it was last looked at, 0 to 1024; null
     /// without `--sum` and `scx`.
-    #[serde(default)]
     pub own_util: Option<u16>,
     /// What `--sum` adds to its request, 0 to 1024: 1.25 times the utilization of everything else
     /// on its pCPU and, of each vCPU that waits there, what it requests above its own utilization.
-    #[serde(default)]
     pub others_util: Option<u16>,
     /// The scx target of its pCPU: the sum over all runnable vCPUs there, and the part that the
     /// kernel was given; null with another actuator.
-    #[serde(default)]
     pub target_sum: Option<u32>,
     /// See `target_sum`, 0 to 1024.
-    #[serde(default)]
     pub target: Option<u16>,
     /// How the guest reached its registers.
     pub accesses: Accesses,
@@ -91,7 +82,6 @@ pub struct VcpuStats {
     /// How long a request of its domain for each entry of its table was in force, first for 0 kHz
     /// how long none was. By `bpf` as the worker sees it: requests that the module or the scheduler
     /// puts into force are seen every 100 ms.
-    #[serde(default)]
     pub requested: Vec<OppTime>,
 }
 
@@ -183,7 +173,6 @@ pub struct PolicyTimes {
     pub opps: Vec<OppTime>,
     /// The highest frequency that they may have now, kHz, where that is below their own: for heat,
     /// or by a limit that firmware or a program has set.
-    #[serde(default)]
     pub capped_khz: Option<u32>,
     /// The same, kHz, where the only cause is that boost is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
