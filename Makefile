@@ -3,7 +3,7 @@
 
 LAB = lab/start
 
-.PHONY: ablation demo demo-qemu demo-x86 bench test test-long test-instrumented bench-paths figures packages release lab-shell lab-setup book \
+.PHONY: ablation demo demo-qemu demo-x86 bench test test-long test-instrumented bench-paths way figures packages release lab-shell lab-setup book \
 	fuzz sanitize
 
 demo: ## the whole loop on an emulated Arm host, as a table
@@ -33,6 +33,9 @@ test-instrumented: ## scenarios on kernels with KASAN, lockdep, kmemleak, UBSAN,
 bench-paths: ## what an access costs by each path: out/paths.json, and its table in docs/
 	@$(LAB) bench-paths
 	@cargo run --quiet --locked -p vcpufreq-figures -- paths
+
+way: ## the functions that a request passes, and how big the sources are
+	@cargo test --quiet --locked -p vcpufreq-tests --test way --test shape -- --nocapture
 
 figures: ## the tables of README.md and docs/ from what bench, bench-paths, demo and test-long left in out/
 	@cargo run --quiet --locked -p vcpufreq-figures

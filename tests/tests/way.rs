@@ -115,6 +115,7 @@ fn walk(way: &[Step]) -> (usize, usize) {
             next,
             found: false,
         };
+        println!("{file}: {function} calls {next}");
         calls.visit_file(&syn::parse_file(&read(file)).expect("Rust"));
         assert!(calls.found, "{file}: {function} calls no {next}");
         let name = file.trim_start_matches("vmm-device/");
