@@ -6,7 +6,8 @@
 use std::sync::{Arc, Mutex};
 
 use vcpufreq_bridge::ioeventfd::{
-    DomainWrites, EntryBell, Known, LastWrite, PendingWrites, RequestQueue, Unknown, WriteOrder,
+    DomainWrites, EntryBell, LastWrite, PendingWrites, RequestQueue, TraceProgress, Unknown,
+    WriteOrder,
 };
 use vcpufreq_device::{Clamp, Util, VcpuId};
 use vmm_sys_util::eventfd::EventFd;
@@ -19,7 +20,7 @@ use crate::operations;
 struct Recorded(Mutex<[Option<LastWrite>; 2]>);
 
 impl WriteOrder for Recorded {
-    fn newest(&self, vcpus: &[VcpuId], _: &mut Known) -> Option<LastWrite> {
+    fn newest(&self, vcpus: &[VcpuId], _: &mut TraceProgress) -> Option<LastWrite> {
         let domain = VCPUS[vcpus.first()?.index()].0 as usize;
         self.0.lock().expect("no panic meanwhile")[domain]
     }

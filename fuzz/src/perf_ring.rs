@@ -4,7 +4,7 @@
 //! claims nothing where that may be missing. What isn't a record may hide others, and no more.
 
 use vcpufreq_bridge::fuzzing::FakeTrace;
-use vcpufreq_bridge::ioeventfd::{Known, LastWrite};
+use vcpufreq_bridge::ioeventfd::{LastWrite, TraceProgress};
 use vcpufreq_device::VcpuId;
 
 use crate::operations;
@@ -51,7 +51,10 @@ pub fn perf_ring(data: &[u8]) {
     // As a format too.
     let _ = FakeTrace::new(0, &String::from_utf8_lossy(data), BASE);
     let mut trace = FakeTrace::new(2, FORMAT, BASE).expect("a format that holds");
-    let (mut models, mut known) = ([RingModel::default(), RingModel::default()], Known::new());
+    let (mut models, mut known) = (
+        [RingModel::default(), RingModel::default()],
+        TraceProgress::new(),
+    );
     for (at_ns, step) in (1..).zip(data.chunks_exact(STEP)) {
         operations::count();
         let &[what, whose, v0, v1] = step else {
@@ -91,7 +94,7 @@ pub fn perf_ring(data: &[u8]) {
     look(&trace, &mut models, &mut known);
 }
 
-fn look(trace: &FakeTrace, models: &mut [RingModel; 2], known: &mut Known) {
+fn look(trace: &FakeTrace, models: &mut [RingModel; 2], known: &mut TraceProgress) {
     let newest = trace.order().newest(&WANTED, known);
     models.iter_mut().for_each(RingModel::look);
     if models.iter().any(|model| model.spoilt) {

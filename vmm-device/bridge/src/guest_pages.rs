@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vcpufreq_device::{
     Actuator, CUR_PERF_UNKNOWN, Device, Events, FEATURE_SHARED_PAGES, PageMemory, REG_FEATURES,
     REG_PERF_CAP, REG_SHARED_PAGES, REG_WIDTH, REGION_STRIDE, SHARED_PAGE_SHIFT, Source, VcpuId,
-    region_size,
+    page_of, region_size,
 };
 use vcpufreq_host::memory_file;
 use vm_memory::{FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, MmapRegion};
@@ -210,9 +210,9 @@ impl<A, S, E> GuestPagesRegion<A, S, E> {
 
     /// The vCPU whose page has `offset`, if a word of four bytes at `register` is accessed there.
     fn vcpu(&self, offset: u64, len: usize, register: u64) -> Option<VcpuId> {
-        let vcpu = u16::try_from(offset / REGION_STRIDE).ok()?;
-        let is_it = offset % REGION_STRIDE == register && len == REG_WIDTH;
-        (is_it && vcpu < self.pages.vcpus).then_some(VcpuId(vcpu))
+        let (vcpu, accessed) = page_of(offset)?;
+        let is_it = accessed == register && len == REG_WIDTH;
+        (is_it && vcpu.0 < self.pages.vcpus).then_some(vcpu)
     }
 }
 

@@ -20,8 +20,7 @@ use crate::event_stats::EventStats;
 /// the host for what it has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long rate-limited requests wait for their turn, at least and at most. A flood wakes this
-/// thread no more often.
+/// Shortest and longest sleep between attempts to apply deferred requests.
 pub const TURNS: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(50)];
 
 /// The running thread.

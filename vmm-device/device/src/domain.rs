@@ -20,7 +20,7 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, fence};
 use crate::units::{DomainId, Khz, VcpuId};
 
 /// Host calls that one write makes at most: one for itself, the others for members that wrote
-/// meanwhile. So often a worker of another path looks for newer requests, too.
+/// meanwhile. Workers of other paths use the same bound.
 pub const MAX_HOST_CALLS: u32 = 4;
 
 /// A domain's newest request.

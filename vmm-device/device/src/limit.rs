@@ -28,7 +28,7 @@ pub struct RateLimit {
     pub burst: NonZeroU32,
 }
 
-/// Domains of a VM that its limit is for, at most: a VM with more of them has no more of the host.
+/// The VM's limit counts at most this many domains.
 pub const VM_DOMAINS: NonZeroU32 = NonZeroU32::new(8).expect("not 0");
 
 /// A limit as a bucket needs it.
@@ -57,7 +57,7 @@ impl RateLimit {
         self.times(NonZeroU32::MIN)
     }
 
-    /// Of a VM with this many domains, as far as they count.
+    /// The limit of a VM; domains beyond [`VM_DOMAINS`] add nothing.
     #[must_use]
     pub fn of_vm(self, domains: NonZeroU32) -> Pace {
         self.times(domains.min(VM_DOMAINS))

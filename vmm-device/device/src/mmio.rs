@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::device::Device;
 use crate::ports::{Actuator, Event, Events, Source};
-use crate::regs::{REGION_STRIDE, ReadReg, WriteReg, region_size};
+use crate::regs::{REGION_STRIDE, ReadReg, WriteReg, page_of, region_size};
 use crate::units::VcpuId;
 
 /// The device as an MMIO region: one page a vCPU, padded to 64 KiB.
@@ -80,10 +80,7 @@ impl<A: Actuator, S: Source, E: Events> MmioRegion<A, S, E> {
 
     /// The vCPU whose page `offset` is in, if there is one, and the offset in that page.
     fn split(&self, offset: u64) -> (Option<VcpuId>, u64) {
-        let vcpu = u16::try_from(offset / REGION_STRIDE)
-            .ok()
-            .map(VcpuId)
-            .filter(|vcpu| vcpu.index() < self.device.vcpus.len());
-        (vcpu, offset % REGION_STRIDE)
+        let page = page_of(offset).filter(|(vcpu, _)| vcpu.index() < self.device.vcpus.len());
+        (page.map(|(vcpu, _)| vcpu), offset % REGION_STRIDE)
     }
 }

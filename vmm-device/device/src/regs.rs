@@ -7,6 +7,8 @@
 
 #![forbid(unsafe_code)]
 
+use crate::units::VcpuId;
+
 /// The device tree's name for the interface.
 pub const COMPATIBLE: &str = "qemu,virtual-cpufreq";
 /// Bytes of one vCPU's register page, and the distance to the next one.
@@ -32,7 +34,8 @@ pub const REG_PERFTBL_SEL: u64 = 0x0c;
 pub const REG_PERFTBL_RD: u64 = 0x10;
 /// R, number: the performance domain.
 pub const REG_PERF_DOMAIN: u64 = 0x14;
-/// R, bits: what there is beyond the registers above.
+/// R, bits: what there is beyond the registers above. Extensions have their registers from here on;
+/// below it nothing is ever added.
 pub const REG_FEATURES: u64 = 0x100;
 /// R, kHz: the most that its domain can get now; 0 if that isn't known.
 pub const REG_PERF_CAP: u64 = 0x108;
@@ -40,8 +43,6 @@ pub const REG_PERF_CAP: u64 = 0x108;
 /// W, number: the first of the pages of its memory that the guest shares, for what it reads; 0: none.
 pub const REG_SHARED_PAGES: u64 = 0x10c;
 
-/// Extensions have their registers from here on; below it nothing is ever added.
-pub const REG_EXTENSIONS: u64 = 0x100;
 /// Of `REG_FEATURES`: a vCPU of any domain may write `REG_SET_PERF` of any page.
 pub const FEATURE_ANY_CPU: u32 = 1;
 /// Of `REG_FEATURES`: `REG_PERF_CAP` is known.
@@ -71,6 +72,14 @@ pub const CEILING_MS_MAX: u32 = u32::MAX >> CEILING_SHIFT;
 #[must_use]
 pub fn region_size(vcpus: u16) -> u64 {
     (u64::from(vcpus) * REGION_STRIDE).next_multiple_of(REGION_ALIGN)
+}
+
+/// The vCPU whose page holds this offset in the region, and the offset in that page. `None` beyond
+/// every number of a vCPU; whether the device has that vCPU is the caller's to check.
+#[must_use]
+pub fn page_of(offset: u64) -> Option<(VcpuId, u64)> {
+    let vcpu = u16::try_from(offset / REGION_STRIDE).ok()?;
+    Some((VcpuId(vcpu), offset % REGION_STRIDE))
 }
 
 /// Registers that can be read.

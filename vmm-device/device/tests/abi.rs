@@ -22,7 +22,7 @@ fn rust_constants() -> BTreeMap<&'static str, u64> {
         ("VCPUFREQ_REG_FEATURES", device::REG_FEATURES),
         ("VCPUFREQ_REG_PERF_CAP", device::REG_PERF_CAP),
         ("VCPUFREQ_REG_SHARED_PAGES", device::REG_SHARED_PAGES),
-        ("VCPUFREQ_REG_EXTENSIONS", device::REG_EXTENSIONS),
+        ("VCPUFREQ_REG_EXTENSIONS", device::REG_FEATURES),
         ("VCPUFREQ_FEATURE_ANY_CPU", device::FEATURE_ANY_CPU.into()),
         ("VCPUFREQ_FEATURE_PERF_CAP", device::FEATURE_PERF_CAP.into()),
         ("VCPUFREQ_FEATURE_CEILING", device::FEATURE_CEILING.into()),

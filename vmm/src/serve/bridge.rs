@@ -199,8 +199,8 @@ impl BridgePlan<'_> {
         Ok(())
     }
 
-    /// Whether a request in the page of `vcpu`, which has no thread, is of vCPUs that have one: this
-    /// project's driver has a domain's in the page of the first one, whichever are online.
+    /// Whether the request in the page of `vcpu`, which has no thread, belongs to plugged vCPUs: the
+    /// driver stores a domain's request in its first vCPU's page.
     fn is_of_others(&self, vcpu: VcpuId) -> bool {
         let vcpus = &self.served.vcpus;
         let domain = vcpus[vcpu.index()].domain;

@@ -114,7 +114,7 @@ impl VmProcess {
         bridge: impl FnOnce(&ServerEnd) -> anyhow::Result<String>,
     ) -> anyhow::Result<Self> {
         let (own, other) = message_sockets().context("can't make sockets for the VM's process")?;
-        // Of a process with threads the new one has half of what they had in hand.
+        // fork copies one thread; locks that others hold would stay locked.
         let threads =
             fs::read_dir("/proc/self/task").context("can't list this program's threads")?;
         ensure!(threads.count() == 1, "the server has threads of its own");

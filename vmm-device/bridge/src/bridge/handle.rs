@@ -134,8 +134,8 @@ impl BridgeHandle {
         threads.for_each(|has_thread| has_thread.store(false, Relaxed));
     }
 
-    /// Makes `vm` answer what it can of the registers. A reset that makes a new virtual machine
-    /// attaches that one, and drops the attachment of the last one before.
+    /// Installs the current path's slot and doorbells in `vm`. After a reset, drop the attachment of
+    /// the last VM, then call it with the new one.
     #[must_use]
     pub fn attach(&self, vm: impl KvmVm + 'static) -> Attachment {
         let (bridge, warnings) = (self.clone(), self.0.guest.embedder.clone());

@@ -108,7 +108,7 @@ impl Totals {
 }
 
 impl BridgeSnapshot {
-    /// Of a device, of which KVM answers what it has `taken`.
+    /// The device's state; `taken` is what KVM answers of it.
     pub fn of<A: Actuator, S: Source>(
         device: &Device<A, S, Arc<EventStats>>,
         taken: &OffloadState,

@@ -26,7 +26,7 @@ use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId, WriteReg};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Known, WriteOrder};
+use super::{TraceProgress, WriteOrder};
 
 /// Looks at the ready list in one go. A guest that writes faster than this
 /// gets one of its values, and the next go looks again.
@@ -37,7 +37,7 @@ pub struct DomainWrites {
     epoll: Epoll,
     write_order: Arc<dyn WriteOrder>,
     /// What [`WriteOrder`] returned the last time.
-    known: Known,
+    known: TraceProgress,
     vcpus: Vec<VcpuId>,
     bells: Vec<CountedBell>,
     events: Vec<EpollEvent>,
@@ -102,7 +102,7 @@ impl DomainWrites {
         Ok(Self {
             epoll,
             write_order,
-            known: Known::new(),
+            known: TraceProgress::new(),
             vcpus,
             events: vec![EpollEvent::default(); bells.len().max(1)],
             bells,

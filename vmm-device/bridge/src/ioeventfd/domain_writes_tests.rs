@@ -13,7 +13,7 @@ use vcpufreq_device::{ActuateError, Actuator, Clamp, Device, DomainId, Event, Ev
 use vmm_sys_util::eventfd::EventFd;
 
 use super::super::fake_device::{FakeDevice, fake_device, requests};
-use super::super::{Known, LastWrite, Unknown, WriteOrder};
+use super::super::{LastWrite, TraceProgress, Unknown, WriteOrder};
 use super::{DomainWrites, EntryBell, SignalledWrite};
 
 const VCPU: VcpuId = VcpuId(0);
@@ -103,7 +103,7 @@ fn a_value_that_comes_back_is_not_taken_for_an_older_one() {
 struct Knows(u32);
 
 impl WriteOrder for Knows {
-    fn newest(&self, vcpus: &[VcpuId], _known: &mut Known) -> Option<LastWrite> {
+    fn newest(&self, vcpus: &[VcpuId], _known: &mut TraceProgress) -> Option<LastWrite> {
         assert_eq!(vcpus, [VCPU]);
         Some(LastWrite {
             vcpu: VCPU,

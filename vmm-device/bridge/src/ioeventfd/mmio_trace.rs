@@ -9,7 +9,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use vcpufreq_device::{REG_SET_PERF, REGION_STRIDE, VcpuId};
+use vcpufreq_device::{REG_SET_PERF, VcpuId, page_of};
 use vcpufreq_host::{HostRoot, Tid};
 
 use super::perf::{PerfEvent, Read, Whose, tracepoint_text};
@@ -20,12 +20,12 @@ pub trait WriteOrder: Send + Sync {
     /// The newest write to the set_perf of one of `vcpus`. `None` if there is none, if it may be
     /// missing from the record, or if a thread isn't recorded. `known` is the state of the last
     /// call for the same `vcpus`, empty at first.
-    fn newest(&self, vcpus: &[VcpuId], known: &mut Known) -> Option<LastWrite>;
+    fn newest(&self, vcpus: &[VcpuId], known: &mut TraceProgress) -> Option<LastWrite>;
 }
 
 /// How far each thread's records have been read for some vCPUs, and their newest. A look then reads
 /// new records only.
-pub type Known = Vec<Read<(VcpuId, u32)>>;
+pub type TraceProgress = Vec<Read<(VcpuId, u32)>>;
 
 /// A write to set_perf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct LastWrite {
 pub struct Unknown;
 
 impl WriteOrder for Unknown {
-    fn newest(&self, _vcpus: &[VcpuId], _known: &mut Known) -> Option<LastWrite> {
+    fn newest(&self, _vcpus: &[VcpuId], _known: &mut TraceProgress) -> Option<LastWrite> {
         None
     }
 }
@@ -119,7 +119,7 @@ impl MmioTrace {
 }
 
 impl WriteOrder for MmioTrace {
-    fn newest(&self, vcpus: &[VcpuId], known: &mut Known) -> Option<LastWrite> {
+    fn newest(&self, vcpus: &[VcpuId], known: &mut TraceProgress) -> Option<LastWrite> {
         let wanted = |record: &[u8]| {
             let (vcpu, khz) = self.fields.set_perf(record)?;
             vcpus.contains(&vcpu).then_some((vcpu, khz))
@@ -202,12 +202,10 @@ impl Fields {
     fn set_perf(self, record: &[u8]) -> Option<(VcpuId, u32)> {
         let gpa = u64::from_ne_bytes(*record.get(self.gpa..)?.first_chunk()?);
         let value = u64::from_ne_bytes(*record.get(self.value..)?.first_chunk()?);
-        let offset = gpa.checked_sub(self.base)?;
-        if offset % REGION_STRIDE != REG_SET_PERF {
-            return None;
+        match page_of(gpa.checked_sub(self.base)?)? {
+            (vcpu, REG_SET_PERF) => Some((vcpu, u32::try_from(value).ok()?)),
+            _ => None,
         }
-        let vcpu = u16::try_from(offset / REGION_STRIDE).ok()?;
-        Some((VcpuId(vcpu), u32::try_from(value).ok()?))
     }
 }
 
@@ -225,6 +223,7 @@ mod tests {
     //! Without the record of one thread, none counts.
     use std::sync::Arc;
 
+    use vcpufreq_device::REGION_STRIDE;
     use vmm_sys_util::eventfd::EventFd;
 
     use super::super::perf::tests::{Ring, record_of};

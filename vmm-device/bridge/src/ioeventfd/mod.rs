@@ -25,7 +25,7 @@ mod worker;
 pub use domain_writes::{DomainWrites, EntryBell, SignalledWrite};
 #[cfg(feature = "fuzzing")]
 pub use mmio_trace::FakeTrace;
-pub use mmio_trace::{Known, LastWrite, MmioTrace, Unknown, WriteOrder};
+pub use mmio_trace::{LastWrite, MmioTrace, TraceProgress, Unknown, WriteOrder};
 pub use pending_writes::PendingWrites;
 pub use perf_watch::{PerfWatch, frequency_event, freshness};
 pub use region::IoeventfdRegion;

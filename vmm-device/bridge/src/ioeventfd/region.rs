@@ -4,19 +4,15 @@
 
 use std::sync::Arc;
 
-use vcpufreq_device::{Actuator, Device, Events, REG_SET_PERF, REGION_STRIDE, Source, VcpuId};
+use vcpufreq_device::{Actuator, Device, Events, REG_SET_PERF, REG_WIDTH, Source, page_of};
 
 use super::pending_writes::PendingWrites;
 use crate::mmio_device::MmioDevice;
 
-/// What a request has.
-const BYTES: usize = 4;
-
 /// The device's region, with requests in the order in which they were written.
 ///
-/// If KVM signals other requests of its domain, a request that exits waits for the thread that
-/// carries one of those out: the worker, or another vCPU. Nothing else waits: no read, no other
-/// register, no illegal write, and no request where none of the domain's vCPUs has a table.
+/// If KVM signals requests of its domain, an exiting request waits while the worker or another vCPU
+/// applies one of them; nothing else waits.
 pub struct IoeventfdRegion<A, S, E> {
     region: Arc<dyn MmioDevice>,
     device: Arc<Device<A, S, E>>,
@@ -44,10 +40,8 @@ impl<A: Actuator, S: Source, E: Events> MmioDevice for IoeventfdRegion<A, S, E> 
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        let vcpu = u16::try_from(offset / REGION_STRIDE).map(VcpuId);
-        let asks = offset % REGION_STRIDE == REG_SET_PERF && data.len() == BYTES;
-        let writes = match vcpu {
-            Ok(vcpu) if asks => self.pending.of(vcpu),
+        let writes = match page_of(offset) {
+            Some((vcpu, REG_SET_PERF)) if data.len() == REG_WIDTH => self.pending.of(vcpu),
             _ => None,
         };
         // What this vCPU wrote before is older. The domain stays locked, so

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use vcpufreq_device::{REG_CUR_PERF, REG_SET_PERF, REG_WIDTH, REGION_STRIDE, VcpuId};
+use vcpufreq_device::{REG_CUR_PERF, REG_SET_PERF, REG_WIDTH, REGION_STRIDE, VcpuId, page_of};
 
 use super::layout::{self, DOORBELL, DOORBELL_PAGE, PAGES};
 use super::memory::SharedMemory;
@@ -34,10 +34,7 @@ impl ShmRegion {
 
     /// The vCPU whose page `offset` is in, and the offset there.
     fn register(&self, offset: u64) -> Option<(VcpuId, u64)> {
-        let in_pages = offset.checked_sub(PAGES as u64)?;
-        let vcpu = u16::try_from(in_pages / REGION_STRIDE).ok()?;
-        let has = vcpu < self.memory.vcpus();
-        has.then_some((VcpuId(vcpu), in_pages % REGION_STRIDE))
+        page_of(offset.checked_sub(PAGES as u64)?).filter(|(vcpu, _)| vcpu.0 < self.memory.vcpus())
     }
 }
 

@@ -139,7 +139,7 @@ fn illegal_accesses_read_0_are_dropped_and_counted() {
         ("unaligned", 0x01, 4),
         ("across registers", 0x02, 4),
         ("of a register that is written", REG_SET_PERF, 4),
-        ("of an extension that there isn't", REG_EXTENSIONS + 4, 4),
+        ("of an extension that there isn't", REG_FEATURES + 4, 4),
         ("at the end of the page", 0xffc, 4),
     ];
     for (n, (name, offset, len)) in (1..).zip(reads) {
