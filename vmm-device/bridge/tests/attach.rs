@@ -21,6 +21,12 @@ fn kvm_or_skip() -> Option<Kvm> {
 }
 
 #[test]
+fn a_handle_is_for_any_thread_and_outlives_a_panic_there() {
+    fn is<T: Clone + Send + Sync + std::panic::UnwindSafe>() {}
+    is::<vcpufreq_bridge::BridgeHandle>();
+}
+
+#[test]
 fn a_watch_ends_with_its_bridge() {
     let Some(kvm) = kvm_or_skip() else { return };
     let host = FakeHost::of_this_machine(1_200_000, 1_800_000);

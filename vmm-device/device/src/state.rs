@@ -17,6 +17,7 @@ use crate::units::{DomainId, Khz, VcpuId};
 
 /// What a device remembers. Untrusted until it is a [`CheckedState`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DeviceState {
     /// Each vCPU's page, in order.
     pub vcpus: Vec<VcpuState>,
@@ -26,6 +27,7 @@ pub struct DeviceState {
 
 /// What a vCPU's page remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct VcpuState {
     /// perftbl_sel as last written; any value.
     pub perftbl_sel: u32,
@@ -35,6 +37,7 @@ pub struct VcpuState {
 
 /// A domain's newest request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RequestState {
     /// The domain's number.
     pub domain: u32,

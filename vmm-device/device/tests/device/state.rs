@@ -31,6 +31,16 @@ fn a_reset_takes_requests_back() {
     assert_eq!(bench.actuator.applied().len(), 3);
 }
 
+#[cfg(feature = "serde")]
+#[test]
+fn saved_state_is_data_for_any_snapshot() {
+    let bench = bench(ClampMode::Floor);
+    bench.write(0, REG_SET_PERF, 600_000);
+    let state = bench.region.device().save();
+    let text = serde_json::to_string(&state).unwrap();
+    assert_eq!(serde_json::from_str::<DeviceState>(&text).unwrap(), state);
+}
+
 #[test]
 fn a_saved_device_goes_on_elsewhere() {
     let old = bench(ClampMode::Floor);
