@@ -149,7 +149,12 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        ..boot(Long, 440, "2+2", &["rt-qemu", "rt-qemu:kills"]).with(&[Qemu])
+        ..boot(Long, 260, "2+2", &["rt-qemu"]).with(&[Qemu])
+    },
+    Boot {
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 900, "2+2", &["rt-qemu:kills:50"]).with(&[Qemu])
     },
     Boot {
         sampled: &["rt-io"],
@@ -184,6 +189,20 @@ const BOOTS: &[Boot] = &[
         host: Rt,
         guest: Rt,
         ..boot(Long, 120, "2+2", &[]).with(&[Tools])
+    },
+    Boot {
+        sampled: &["rt-loop"],
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 160, "4+3+1", &[]).with(&[Tools])
+    },
+    Boot {
+        sampled: &["rt-loop", "rt-latency"],
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 460, "qcs6490", &[]).with(&[Tools])
     },
     boot(Long, 80, "2+2", &["trace"]),
     boot(Long, 200, "2+2", &["systemd"]).with(&[Systemd]),

@@ -118,7 +118,7 @@ fn of_qemu(
     succeeded(&["apply", "--guest", &format!("plc={},{}", rr.cpu, fifo.cpu)])?;
     let floor = *fifo.policy.opps.get(1).context("no second OPP")?;
     let mut vm = rt_guest(plan, little, vcpus)?;
-    let alone = served::alone(&vm, &[("1 1", fifo.cpu), ("2 2", rr.cpu)])?;
+    let alone = served::alone(&vm, &[("0 0", little), ("1 1", fifo.cpu), ("2 2", rr.cpu)])?;
     let rows = requests(&mut vm, fifo.policy, floor)?;
     let changes = changes::traced(&mut vm, vcpus)?;
     vm.quit()?;

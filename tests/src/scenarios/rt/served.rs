@@ -28,10 +28,15 @@ use crate::harness::vmm::{SOCKET, Vmm, behind, qemu_at, vcpu_name};
 use crate::harness::wait::{SOON, settled};
 
 const BOUND_US: &str = "50";
+/// Priority and policy of a thread that isn't real-time.
+const ORDINARY: &str = "0 0";
 /// Kills of each kind.
 const ROUNDS: usize = 2;
-/// Less than what QEMU has locked.
-const LOCKED_KIB: u64 = 256 * 1024;
+/// What `rt apply` has made for the guest.
+const PARTITION: &str = "/sys/fs/cgroup/vcpufreq-rt.plc/rt";
+
+/// The real-time vCPU's policy, both vCPUs' pCPUs, and the floor in kHz.
+type GuestVcpus<'a> = (&'a Policy, [u32; 2], u32);
 
 /// What is killed with SIGKILL.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +53,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let setup = setup(little, cpu);
     trace::off()?;
     let before = inventory::everything()?;
-    let no_partition = refused(&setup, "is not set apart")?;
+    let no_partition = refused(&setup, "is not set apart", &before)?;
     succeeded(&["apply", "--guest", &format!("plc={cpu}")])?;
     let applied = inventory::everything()?;
     let unlocked = Setup {
@@ -61,22 +66,22 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     };
     let refused = [
         no_partition,
-        refused(&unlocked, "-overcommit mem-lock=on")?,
-        refused(&shared, "vCPU 1's alone")?,
-        denied(&setup)?,
+        refused(&unlocked, "-overcommit mem-lock=on", &applied)?,
+        refused(&shared, "vCPU 1's alone", &applied)?,
+        denied(&setup, &applied)?,
     ];
     let floor = *policy.opps.get(1).context("no second OPP")?;
     let setup = setup.with(&["--floor", &format!("1={floor}")]);
+    let vcpus = (policy, [little, cpu], floor);
     let mut rounds = Vec::new();
     for killed in [KilledPart::Server, KilledPart::Qemu, KilledPart::Both].repeat(ROUNDS) {
-        let vcpu = (policy, cpu, floor);
-        rounds.push(round(plan, &setup, vcpu, killed, &applied)?);
+        rounds.push(round(plan, &setup, vcpus, killed, &applied)?);
     }
-    let by_serve = by_serve(plan, &setup, (policy, cpu, floor), &applied)?;
+    let by_serve = by_serve(plan, &setup, vcpus, &applied)?;
     let changed = inventory::changes(&applied, &inventory::everything()?);
     succeeded(&["restore"])?;
     let left = inventory::changes(&before, &inventory::everything()?);
-    let by_exec = by_exec(plan, &setup, (policy, cpu, floor), &before)?;
+    let by_exec = by_exec(plan, &setup, vcpus, &before)?;
     let figures = json!({ "refused": refused, "changed": changed, "left": left });
     Ok(LabVerdict::with_figures(figures)
         .parts("rounds", rounds)
@@ -97,37 +102,39 @@ pub(super) fn setup(little: u32, cpu: u32) -> Setup {
     }
 }
 
-/// The line by which it is refused: one, exit code 2.
-fn refused(setup: &Setup, said: &str) -> Result<String> {
-    refused_with(&mut vm::command(setup), said)
+/// The line by which it is refused: one, exit code 2. Nothing differs from `before`.
+fn refused(setup: &Setup, said: &str, before: &Inventory) -> Result<String> {
+    refused_with(&mut vm::command(setup), said, before)
 }
 
 /// The same without the right to real-time policies.
-fn denied(setup: &Setup) -> Result<String> {
+fn denied(setup: &Setup, before: &Inventory) -> Result<String> {
     let mut command = vm::command(setup);
     drop_capabilities(&mut command, CAP_SYS_NICE);
-    refused_with(&mut command, "the limit rtprio, which is 0")
+    refused_with(&mut command, "the limit rtprio, which is 0", before)
 }
 
-fn refused_with(command: &mut Command, said: &str) -> Result<String> {
+fn refused_with(command: &mut Command, said: &str, before: &Inventory) -> Result<String> {
     let output = command.output()?;
+    let changed = inventory::changes(before, &inventory::everything()?);
     let line = String::from_utf8_lossy(&output.stderr).into_owned();
     let told = line.lines().count() == 1 && line.contains(said);
     ensure!(told && output.status.code() == Some(2), "{said}: {line}");
+    ensure!(changed.is_empty(), "{said}: changed {changed:?}");
     Ok(line)
 }
 
 fn round(
     plan: &Plan,
     setup: &Setup,
-    (policy, cpu, floor): (&Policy, u32, u32),
+    (policy, [little, cpu], floor): GuestVcpus<'_>,
     killed: KilledPart,
     applied: &Inventory,
 ) -> Result<LabVerdict> {
     let mut vm = Vm::boot_real_time(setup)?;
     plan.load_driver(&mut vm)?;
     let clamps = in_force(&mut vm, (policy, floor))?;
-    let alone = alone(&vm, &[("1 1", cpu)])?;
+    let alone = alone(&vm, &[(ORDINARY, little), ("1 1", cpu)])?;
     let mut goes_on = None;
     if killed != KilledPart::Qemu {
         vm.kill_prefix()?;
@@ -162,7 +169,7 @@ fn round(
 fn by_serve(
     plan: &Plan,
     setup: &Setup,
-    (policy, cpu, floor): (&Policy, u32, u32),
+    (policy, [little, cpu], floor): GuestVcpus<'_>,
     applied: &Inventory,
 ) -> Result<LabVerdict> {
     let server = ServeProcess::start(setup)?;
@@ -170,7 +177,7 @@ fn by_serve(
     vm.expect("@ready", BOOT)?;
     plan.load_driver(&mut vm)?;
     let clamps = in_force(&mut vm, (policy, floor))?;
-    let alone = alone(&vm, &[("1 1", cpu)])?;
+    let alone = alone(&vm, &[(ORDINARY, little), ("1 1", cpu)])?;
     let said = server.stop()?;
     let goes_on = as_before(&vm, cpu)?;
     vm.quit()?;
@@ -187,7 +194,7 @@ fn by_serve(
 fn by_exec(
     plan: &Plan,
     setup: &Setup,
-    (policy, cpu, floor): (&Policy, u32, u32),
+    (policy, [little, cpu], floor): GuestVcpus<'_>,
     before: &Inventory,
 ) -> Result<LabVerdict> {
     let guest = vm::command(setup);
@@ -201,7 +208,7 @@ fn by_exec(
     vm.set_vmm(children.find_map(behind).context("no QEMU")?);
     plan.load_driver(&mut vm)?;
     let clamps = in_force(&mut vm, (policy, floor))?;
-    let alone = alone(&vm, &[("1 1", cpu)])?;
+    let alone = alone(&vm, &[(ORDINARY, little), ("1 1", cpu)])?;
     vm.quit()?;
     let left = inventory::changes(before, &inventory::everything()?);
     let figures = json!({ "clamps": clamps, "left": left });
@@ -229,10 +236,15 @@ pub(super) fn changed_soon(applied: &Inventory) -> Result<Vec<String>> {
     settled(SOON, changed, Vec::is_empty)
 }
 
-/// QEMU's threads, by where they may run, how they are scheduled, and their cgroup. From vCPU 1 on, each
-/// is real-time: its priority and policy, and its pCPU.
-pub(super) fn alone(vm: &Vm, real_time: &[(&str, u32)]) -> Result<LabVerdict> {
+/// QEMU's threads, by where they may run, how they are scheduled, and their cgroup. The vCPUs in order,
+/// the real-time ones last: priority and policy, and pCPU.
+pub(super) fn alone(vm: &Vm, vcpus: &[(&str, u32)]) -> Result<LabVerdict> {
     let pid = vm.pid();
+    let is_real_time = |how: &str| how != ORDINARY;
+    let real_time: Vec<u32> = vcpus
+        .iter()
+        .filter_map(|(how, cpu)| is_real_time(how).then_some(*cpu))
+        .collect();
     let mut wrong = Vec::new();
     for (tid, name) in threads(pid)? {
         let of = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}"));
@@ -242,39 +254,43 @@ pub(super) fn alone(vm: &Vm, real_time: &[(&str, u32)]) -> Result<LabVerdict> {
             continue;
         };
         let (allowed, how): (CpuList, _) = (allowed.parse()?, scheduling(&stat)?);
-        let mut vcpus = (1..).zip(real_time);
-        let own = vcpus.find(|(vcpu, _)| vcpu_name(&name) == Some(format!("vcpu{vcpu}").into()));
-        let right = match own {
-            Some((_, (_, cpu))) => {
-                allowed.as_slice() == [*cpu] && group.contains("/vcpufreq-rt.plc/rt/")
-            }
-            None => {
-                let intrudes = real_time.iter().any(|(_, cpu)| allowed.contains(*cpu));
-                !intrudes && how == "0 0" && group.contains("/vcpufreq-rt.plc/rest/")
-            }
+        let mut numbered = (0..).zip(vcpus);
+        let own = numbered.find(|(vcpu, _)| vcpu_name(&name) == Some(format!("vcpu{vcpu}").into()));
+        let path = group.trim_end().trim_start_matches("0::");
+        let members = fs::read_to_string(format!("/sys/fs/cgroup{path}/cgroup.threads"))?;
+        let is_member = members.lines().any(|member| member == tid.to_string());
+        let (wanted, is_pinned) = match own {
+            Some((_, (wanted, cpu))) => (*wanted, allowed.as_slice() == [*cpu]),
+            None => (
+                ORDINARY,
+                !real_time.iter().any(|cpu| allowed.contains(*cpu)),
+            ),
         };
+        let part = if is_real_time(wanted) { "rt" } else { "rest" };
+        let right = is_pinned
+            && how == wanted
+            && is_member
+            && group.contains(&format!("/vcpufreq-rt.plc/{part}/"));
         if !right {
             wrong.push(format!("{name} on {allowed} with {how} in {group}"));
         }
     }
-    let mut bounds = Vec::new();
-    let mut scheduled = vec![vm.scheduling(0)?];
-    let mut wanted = vec!["0 0"];
-    for (vcpu, (priority, cpu)) in (1..).zip(real_time) {
-        bounds.push(sysfs::text(bound_file(*cpu))?);
-        scheduled.push(vm.scheduling(vcpu)?);
-        wanted.push(*priority);
-    }
-    let locked: u64 = sysfs::field(format!("/proc/{pid}/status"), "VmLck")?;
+    let bounds: Vec<String> = real_time
+        .iter()
+        .map(|cpu| sysfs::text(bound_file(*cpu)))
+        .collect::<Result<_>>()?;
+    let partition = sysfs::text(format!("{PARTITION}/cpuset.cpus.partition"))?;
+    let status = |name| sysfs::field::<u64>(format!("/proc/{pid}/status"), name);
+    let (locked, resident) = (status("VmLck")?, status("VmRSS")?);
     let bound = bounds.iter().all(|bound| bound == BOUND_US);
     let figures = json!({
-        "wrong": wrong, "priorities_and_policies": scheduled, "locked_kib": locked,
-        "bounds_us": bounds,
+        "wrong": wrong, "locked_resident_kib": [locked, resident], "bounds_us": bounds,
+        "partition": partition,
     });
     Ok(LabVerdict::with_figures(figures)
         .check_none("each thread is in its place", &wrong)
-        .check_eq("scheduled as written", &scheduled, wanted)
-        .check("memory is locked", locked >= LOCKED_KIB, locked)
+        .check_eq("the partition is in force", &partition, "isolated")
+        .check("memory is locked", locked >= resident, (locked, resident))
         .check("latencies are bound", bound, &bounds))
 }
 

@@ -88,8 +88,14 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         "units": served, "doctor": doctor, "units_after_end": ended,
         "changed": changed, "left": left, "libvirt_said": said, "server_said": server_said(),
     });
+    let blockers = doctor["said"]
+        .as_str()
+        .unwrap_or("BLOCKER")
+        .matches("BLOCKER");
+    let blockers = blockers.count();
     Ok(LabVerdict::with_figures(figures)
         .check_eq("the units have started", &served, STARTED)
+        .check_eq("doctor finds nothing in the way", &blockers, 0)
         .check_eq("they end", &ended, STOPPED)
         .part("started", started)
         .part("unserved", unserved)
