@@ -13,11 +13,18 @@ pub type Tree = BTreeMap<String, BTreeMap<String, Vec<u8>>>;
 
 /// A tree as it is.
 pub fn read(blob: &[u8]) -> Tree {
+    read_part(blob, |_| true)
+}
+
+/// A tree with those nodes below the root whose names are wanted, and all below these.
+pub fn read_part(blob: &[u8], wanted: impl Fn(&str) -> bool) -> Tree {
     assert_eq!(word(blob, 0), 0xd00d_feed, "magic");
     let mut at = offset(blob, 8);
     let strings = offset(blob, 12);
     let mut path: Vec<String> = Vec::new();
     let mut tree = Tree::new();
+    // Nodes that are open, from one on that isn't wanted.
+    let mut left_out = 0;
     loop {
         let token = word(blob, at);
         at += 4;
@@ -25,15 +32,25 @@ pub fn read(blob: &[u8]) -> Tree {
             1 => {
                 let name = text(blob, at);
                 at += (name.len() + 4) & !3;
+                if left_out > 0 || path.len() == 1 && !wanted(&name) {
+                    left_out += 1;
+                    continue;
+                }
                 path.push(name);
                 tree.insert(path.join("/"), BTreeMap::from([(String::new(), vec![])]));
             }
+            2 if left_out > 0 => left_out -= 1,
             2 => drop(path.pop().expect("a node is open")),
             3 => {
                 let len = offset(blob, at);
-                let name = text(blob, strings + offset(blob, at + 4));
-                let value = blob[at + 8..at + 8 + len].to_vec();
-                at += 8 + ((len + 3) & !3);
+                let start = at + 8;
+                let name_at = strings + offset(blob, at + 4);
+                at = start + ((len + 3) & !3);
+                if left_out > 0 {
+                    continue;
+                }
+                let name = text(blob, name_at);
+                let value = blob[start..start + len].to_vec();
                 let node = tree
                     .get_mut(&path.join("/"))
                     .expect("properties are in a node");

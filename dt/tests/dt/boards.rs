@@ -2,47 +2,18 @@
 
 //! Promise: the trees of real boards, as Debian's kernels bring them, merge, and keep all that isn't
 //! the machine's.
-//!
-//! They are in the lab's toolchain root (VCPUFREQ_LAB_ROOT).
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use vcpufreq_dt::{Seeds, merge};
 
+use crate::debian_trees::debian_trees;
 use crate::ordered::OrderedNode;
 use crate::samples::{cpus, machine};
 use crate::shapes::stays;
 
 /// One in so many: of a family's boards most differ in what no CPU has.
 const ONE_IN: usize = 6;
-
-/// All trees below a folder.
-fn trees(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut found = Vec::new();
-    for path in entries.map(|entry| entry.path()) {
-        if path.is_dir() {
-            found.extend(trees(&path));
-        } else if path.extension().is_some_and(|end| end == "dtb") {
-            found.push(path);
-        }
-    }
-    found.sort();
-    found
-}
-
-fn boards() -> Option<Vec<PathBuf>> {
-    let root = std::env::var_os("VCPUFREQ_LAB_ROOT")?;
-    let folders = fs::read_dir(Path::new(&root).join("usr/lib")).ok()?;
-    let folders = folders.flatten().map(|entry| entry.path());
-    let of_kernel = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        path.is_dir() && name.is_some_and(|name| name.starts_with("linux-image-"))
-    };
-    let trees = trees(&folders.filter(of_kernel).max()?);
-    (!trees.is_empty()).then_some(trees)
-}
 
 fn cpu_nodes(base: &OrderedNode) -> Vec<&OrderedNode> {
     let cpus = base.children.iter().find(|node| node.name == "cpus");
@@ -73,10 +44,7 @@ fn retain(node: &mut OrderedNode, keep: &dyn Fn(&OrderedNode) -> bool) {
 
 #[test]
 fn trees_of_real_boards_keep_what_is_theirs() {
-    let Some(boards) = boards() else {
-        println!(
-            "SKIP: VCPUFREQ_LAB_ROOT has to be the lab's toolchain root, with trees of boards"
-        );
+    let Some(boards) = debian_trees() else {
         return;
     };
     let mut refused = Vec::new();

@@ -9,6 +9,8 @@ mod boards;
 #[cfg(test)]
 mod capacity;
 #[cfg(test)]
+mod debian_trees;
+#[cfg(test)]
 mod dtc;
 #[cfg(test)]
 mod facts;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-//! The facts of real boards: the files of `lab/topologies`.
+//! What is known of a board. The boards of `lab/topologies` have it in files.
 
 use std::fs;
 use std::iter::repeat_n;
@@ -8,8 +8,8 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-/// A board's CPUs, as its file has them.
-#[derive(Deserialize)]
+/// A board's CPUs, as a file of `lab/topologies` has them.
+#[derive(Clone, Debug, Deserialize)]
 pub struct BoardFacts {
     /// How many CPUs each cluster has; without, each policy is one.
     clusters: Option<Vec<u32>>,
@@ -18,23 +18,23 @@ pub struct BoardFacts {
 }
 
 /// CPUs that share a clock.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct PolicyFacts {
     pub cpus: u32,
     #[serde(default = "once")]
-    times: u32,
+    pub times: u32,
     pub dmips_mhz: Option<u32>,
     pub cppc: Option<CppcFacts>,
-    khz: Vec<u32>,
+    pub khz: Vec<u32>,
     #[serde(default)]
-    boost: usize,
+    pub boost: usize,
     pub uv: Vec<u32>,
     pub power_coefficient: Option<u32>,
-    uw: Option<Vec<u32>>,
+    pub uw: Option<Vec<u32>>,
 }
 
 /// What ACPI's CPPC tells.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct CppcFacts {
     pub lowest_perf: u64,
     pub nominal_perf: u64,
@@ -48,6 +48,11 @@ fn once() -> u32 {
 }
 
 impl BoardFacts {
+    /// Of these clusters, else one for each policy.
+    pub fn new(clusters: Option<Vec<u32>>, policies: Vec<PolicyFacts>) -> Self {
+        Self { clusters, policies }
+    }
+
     /// All boards by name.
     pub fn all() -> Vec<(String, Self)> {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/topologies");
@@ -73,6 +78,11 @@ impl BoardFacts {
             (first - policy.cpus, policy.clone())
         })
         .collect()
+    }
+
+    /// Whether any of its OPPs are for boost.
+    pub fn has_boost(&self) -> bool {
+        self.policies.iter().any(|policy| policy.boost > 0)
     }
 
     /// The CPUs of each cluster.

@@ -71,7 +71,8 @@ fn khz_of(cppc: &CppcFacts, perf: u64) -> u64 {
     offset + perf * khz / steps
 }
 
-/// `topology_normalize_cpu_scale()`. A tree that gives no performance leaves all at 1024.
+/// `topology_normalize_cpu_scale()`. A tree that gives no performance leaves all at 1024, each at its
+/// own reference.
 fn normalize(cpus: &mut [LinuxCpu]) {
     let products = capacities(cpus.iter().map(|cpu| (cpu.per_mhz, cpu.reference)));
     if cpus.iter().all(|cpu| cpu.per_mhz > 0) {
@@ -79,7 +80,9 @@ fn normalize(cpus: &mut [LinuxCpu]) {
             cpu.capacity = capacity;
         }
     } else {
-        cpus.iter_mut().for_each(|cpu| cpu.per_mhz = 1);
+        for cpu in cpus {
+            cpu.per_mhz = (SCALE << 32) / cpu.reference;
+        }
     }
 }
 

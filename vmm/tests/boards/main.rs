@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Promises, on each board of `lab/topologies`, with boost on and off:
+//! Promises, on each board of `lab/topologies` and of Debian's device trees, with boost on and off:
 //! - The guest has all OPPs of its CPUs, those for boost too, with their powers.
 //! - Its capacities are those that Linux computes for the board, within 1.
 //! - A request brings the CPU to the requested OPP.
@@ -9,8 +9,12 @@
 #[cfg(test)]
 #[path = "../../../dt/tests/dt/blob.rs"]
 mod blob;
+#[cfg(test)]
+#[path = "../../../dt/tests/dt/debian_trees.rs"]
+mod debian_trees;
 mod facts;
 mod linux;
+mod trees;
 
 use std::collections::BTreeMap;
 
@@ -24,6 +28,7 @@ use vcpufreq_host::fakes::FakeHost;
 use blob::{Tree, cell, read_resolved};
 use facts::{BoardFacts, PolicyFacts};
 use linux::{LinuxCpu, boot, capacities};
+use trees::TreeBoards;
 
 const CPU: &str = "sys/devices/system/cpu";
 
@@ -196,57 +201,84 @@ fn policy_files(files: &FakeHost, first: u32, policy: &PolicyFacts, cpu: &LinuxC
     }
 }
 
-/// What is wrong on any board, with its name, by this look at it.
-fn wrong(look: impl Fn(&BoardGuest) -> Vec<String>) {
+/// What is wrong with a guest, by one look at it.
+type Look = fn(&BoardGuest) -> Vec<String>;
+
+/// What is wrong on any of these boards, with its name, by these looks.
+fn wrong<'a>(boards: impl IntoIterator<Item = (&'a String, &'a BoardFacts)>, looks: &[Look]) {
     let mut all = Vec::new();
-    let boards = BoardFacts::all();
-    assert!(boards.len() >= 16, "{}", boards.len());
-    for (name, _) in &boards {
-        for boost in [false, true] {
-            let board = BoardFacts::all()
-                .into_iter()
-                .find(|(other, _)| other == name);
-            let guest = BoardGuest::new(board.unwrap().1, boost);
-            let found = look(&guest).into_iter();
+    for (name, board) in boards {
+        let with_boost = [false, true]
+            .into_iter()
+            .filter(|boost| !boost || board.has_boost());
+        for boost in with_boost {
+            let guest = BoardGuest::new(board.clone(), boost);
+            let found = looks.iter().flat_map(|look| look(&guest));
             all.extend(found.map(|what| format!("{name}, boost {boost}: {what}")));
         }
     }
     assert!(all.is_empty(), "{} wrong:\n{}", all.len(), all.join("\n"));
 }
 
+/// The same on the boards of `lab/topologies`.
+fn wrong_in_the_lab(look: Look) {
+    let boards = BoardFacts::all();
+    assert!(boards.len() >= 16, "{}", boards.len());
+    wrong(boards.iter().map(|(name, board)| (name, board)), &[look]);
+}
+
+#[test]
+fn hosts_of_debians_device_trees_are_mirrored() {
+    let Some(found) = TreeBoards::read() else {
+        return;
+    };
+    println!(
+        "{} kinds of boards; without: {:#?}",
+        found.boards.len(),
+        found.unsaid
+    );
+    assert!(found.boards.len() >= 40, "{}", found.boards.len());
+    let looks: [Look; 4] = [missing_opps, wrong_capacities, wrong_requests, wrong_groups];
+    wrong(&found.boards, &looks);
+}
+
 #[test]
 fn no_opp_is_missing() {
-    wrong(|guest| {
-        let mut found = Vec::new();
-        for (cpu, policy) in guest.policies().iter().enumerate() {
-            let (is, expected) = (guest.opps(cpu), policy.khz());
-            let (top, expected_top) = (guest.tops()[cpu], policy.top_khz(guest.boost));
-            if top != expected_top {
-                found.push(format!("CPU {cpu} ends at {top}, not {expected_top}"));
-            }
-            if !is.keys().eq(&expected) {
-                found.push(format!("CPU {cpu} has {:?} of {expected:?}", is.keys()));
-            } else if !is.values().flatten().eq(&policy.uw()[..expected.len()]) {
-                found.push(format!("CPU {cpu} has powers {:?}", is.values()));
-            }
+    wrong_in_the_lab(missing_opps);
+}
+
+fn missing_opps(guest: &BoardGuest) -> Vec<String> {
+    let mut found = Vec::new();
+    for (cpu, policy) in guest.policies().iter().enumerate() {
+        let (is, expected) = (guest.opps(cpu), policy.khz());
+        let (top, expected_top) = (guest.tops()[cpu], policy.top_khz(guest.boost));
+        if top != expected_top {
+            found.push(format!("CPU {cpu} ends at {top}, not {expected_top}"));
         }
-        found
-    });
+        if !is.keys().eq(&expected) {
+            found.push(format!("CPU {cpu} has {:?} of {expected:?}", is.keys()));
+        } else if !is.values().flatten().eq(&policy.uw()[..expected.len()]) {
+            found.push(format!("CPU {cpu} has powers {:?}", is.values()));
+        }
+    }
+    found
 }
 
 #[test]
 fn capacities_are_what_linux_computes() {
-    wrong(|guest| {
-        let tops = guest.policies().into_iter();
-        let tops = tops.map(|policy| u64::from(policy.top_khz(guest.boost)));
-        let host = guest.host.iter().zip(tops);
-        let expected = capacities(host.map(|(cpu, top)| (cpu.per_mhz, top)));
-        let is = guest.capacities();
-        let off = is.iter().zip(&expected).enumerate();
-        let off = off.filter(|(_, (is, expected))| is.abs_diff(**expected) > 1);
-        off.map(|(cpu, (is, expected))| format!("CPU {cpu} has {is}, not {expected}"))
-            .collect()
-    });
+    wrong_in_the_lab(wrong_capacities);
+}
+
+fn wrong_capacities(guest: &BoardGuest) -> Vec<String> {
+    let tops = guest.policies().into_iter();
+    let tops = tops.map(|policy| u64::from(policy.top_khz(guest.boost)));
+    let host = guest.host.iter().zip(tops);
+    let expected = capacities(host.map(|(cpu, top)| (cpu.per_mhz, top)));
+    let is = guest.capacities();
+    let off = is.iter().zip(&expected).enumerate();
+    let off = off.filter(|(_, (is, expected))| is.abs_diff(**expected) > 1);
+    off.map(|(cpu, (is, expected))| format!("CPU {cpu} has {is}, not {expected}"))
+        .collect()
 }
 
 /// Board, boost and CPU; its highest frequency, the capacity that the host shows, and the guest's.
@@ -288,67 +320,71 @@ fn numbers_of_real_hosts_are_these() {
 
 #[test]
 fn a_request_brings_the_cpu_to_the_opp() {
-    wrong(|guest| {
-        let mut found = Vec::new();
-        for (cpu, (host, spec)) in guest.host.iter().zip(&guest.specs).enumerate() {
-            // Without a table, so many steps of a range.
-            let steps: Vec<u64> = match host.table[..] {
-                [] => (1..=20).map(|step| host.max_khz * step / 20).collect(),
-                _ => host.table.clone(),
+    wrong_in_the_lab(wrong_requests);
+}
+
+fn wrong_requests(guest: &BoardGuest) -> Vec<String> {
+    let mut found = Vec::new();
+    for (cpu, (host, spec)) in guest.host.iter().zip(&guest.specs).enumerate() {
+        // Without a table, so many steps of a range.
+        let steps: Vec<u64> = match host.table[..] {
+            [] => (1..=20).map(|step| host.max_khz * step / 20).collect(),
+            _ => host.table.clone(),
+        };
+        for khz in steps {
+            let asked = Khz(u32::try_from(khz).unwrap());
+            let clamp = clamp(spec, asked, ClampMode::Exact, Headroom::None).clamp;
+            let runs = host.runs_at(u64::from(clamp.min.get()));
+            let expected = khz.min(host.highest());
+            // A step of the utilization.
+            let off = match host.table[..] {
+                [] => host.reference / host.capacity + 1,
+                _ => 0,
             };
-            for khz in steps {
-                let asked = Khz(u32::try_from(khz).unwrap());
-                let clamp = clamp(spec, asked, ClampMode::Exact, Headroom::None).clamp;
-                let runs = host.runs_at(u64::from(clamp.min.get()));
-                let expected = khz.min(host.highest());
-                // A step of the utilization.
-                let off = match host.table[..] {
-                    [] => host.reference / host.capacity + 1,
-                    _ => 0,
-                };
-                if runs.abs_diff(expected) > off {
-                    found.push(format!("CPU {cpu} runs at {runs}, not {expected}"));
-                }
+            if runs.abs_diff(expected) > off {
+                found.push(format!("CPU {cpu} runs at {runs}, not {expected}"));
             }
         }
-        found
-    });
+    }
+    found
 }
 
 #[test]
 fn clusters_are_the_boards_and_tables_the_policies() {
-    wrong(|guest| {
-        let mut found = Vec::new();
-        let mut clusters = BTreeMap::<String, Vec<String>>::new();
-        for (path, node) in &guest.tree {
-            let Some(core) = path.find("/core").filter(|_| node.contains_key("cpu")) else {
-                continue;
-            };
-            let cpu = String::from_utf8(node["cpu"].clone()).unwrap();
-            clusters
-                .entry(path[..core].to_owned())
-                .or_default()
-                .push(cpu);
-        }
-        let of_board = guest.board.clusters().into_iter().map(|cpus| {
-            let nodes = cpus.into_iter().map(|cpu| BoardGuest::node(cpu as usize));
-            sorted(nodes.collect())
-        });
-        let expected = sorted(of_board.collect());
-        let is = sorted(clusters.into_values().map(sorted).collect());
-        if is != expected {
-            found.push(format!("clusters {is:?}, not {expected:?}"));
-        }
-        for (a, one) in guest.host.iter().enumerate() {
-            for (b, other) in guest.host.iter().enumerate() {
-                let share = guest.table(a).is_some() && guest.table(a) == guest.table(b);
-                if share != (one.policy == other.policy && !one.table.is_empty()) {
-                    found.push(format!("CPUs {a} and {b} share a table: {share}"));
-                }
+    wrong_in_the_lab(wrong_groups);
+}
+
+fn wrong_groups(guest: &BoardGuest) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut clusters = BTreeMap::<String, Vec<String>>::new();
+    for (path, node) in &guest.tree {
+        let Some(core) = path.find("/core").filter(|_| node.contains_key("cpu")) else {
+            continue;
+        };
+        let cpu = String::from_utf8(node["cpu"].clone()).unwrap();
+        clusters
+            .entry(path[..core].to_owned())
+            .or_default()
+            .push(cpu);
+    }
+    let of_board = guest.board.clusters().into_iter().map(|cpus| {
+        let nodes = cpus.into_iter().map(|cpu| BoardGuest::node(cpu as usize));
+        sorted(nodes.collect())
+    });
+    let expected = sorted(of_board.collect());
+    let is = sorted(clusters.into_values().map(sorted).collect());
+    if is != expected {
+        found.push(format!("clusters {is:?}, not {expected:?}"));
+    }
+    for (a, one) in guest.host.iter().enumerate() {
+        for (b, other) in guest.host.iter().enumerate() {
+            let share = guest.table(a).is_some() && guest.table(a) == guest.table(b);
+            if share != (one.policy == other.policy && !one.table.is_empty()) {
+                found.push(format!("CPUs {a} and {b} share a table: {share}"));
             }
         }
-        found
-    });
+    }
+    found
 }
 
 fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
