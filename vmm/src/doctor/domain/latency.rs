@@ -74,11 +74,14 @@ fn scheduling(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
             }
             None => {
                 let what = format!("vCPU {vcpus} is {own} here, and has no rt in {file}");
-                let why = "the kernel holds it at the highest frequency";
+                let why = match of.is_served_real_time() {
+                    true => "the server refuses the domain",
+                    false => "the kernel holds it at the highest frequency",
+                };
                 // A TOML key with a comma needs quotes.
                 let quote = if vcpus.ranges().count() > 1 { "\"" } else { "" };
                 let line = format!("rt = \"{own}\" below [vcpu.{quote}{vcpus}{quote}] in {file}");
-                DoctorFinding::limit(NAME, what, why).change(line)
+                of.refuses(NAME, what, why).change(line)
             }
         });
     found.collect()

@@ -411,6 +411,20 @@ fn a_vcpu_that_libvirt_alone_makes_real_time_has_no_options() {
     assert_eq!(finding.change.as_deref(), Some(line));
 }
 
+// The server refuses what is real-time beside one of its own.
+#[test]
+fn a_policy_that_a_real_time_server_leaves_out_is_a_blocker() {
+    let xml = with("vcpusched vcpus='1'", "vcpusched vcpus='0-1'");
+    let found = bad(&host(), &xml, Some(record()));
+    let finding = on(&found, "vcpusched");
+    assert_eq!(finding.level, Level::Blocker, "{}", text(&found));
+    let what = "vCPU 0 is fifo:1 here, and has no rt in /etc/vcpufreq/NAME.toml";
+    assert_eq!(
+        (&*finding.what, &*finding.why),
+        (what, "the server refuses the domain")
+    );
+}
+
 #[test]
 fn the_servers_own_policy_is_enough() {
     let xml = with(
