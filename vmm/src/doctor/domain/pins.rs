@@ -25,7 +25,7 @@ fn pin_line(vcpu: u32, cpus: &CpuList) -> String {
 }
 
 fn vcpus(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
-    let mut found: Vec<_> = [unpinned(of), not_online(of)]
+    let mut found: Vec<_> = [not_kept_off(of), unpinned(of), not_online(of)]
         .into_iter()
         .flatten()
         .collect();
@@ -42,11 +42,43 @@ fn vcpus(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
     found
 }
 
+/// Ordinary vCPUs that neither libvirt nor the server pins, beside real-time ones of the server's.
+fn bare(of: &CheckedDomain<'_>) -> CpuList {
+    let is_pinned = |vcpu| of.xml.pin(vcpu).is_some() || of.server_pin(vcpu).is_some();
+    let is_bare = |vcpu: &u32| !of.real_time.contains(*vcpu) && !is_pinned(*vcpu);
+    let vcpus = of.vcpus().filter(|_| of.is_served_real_time());
+    vcpus.filter(is_bare).collect()
+}
+
+/// Whether libvirt alone has to keep a vCPU off real-time CPUs.
+fn not_kept_off(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
+    let vcpus = bare(of);
+    let (first, cpus) = (vcpus.iter().next()?, &of.real_time_cpus);
+    let what = format!(
+        "vCPU {vcpus} has none, here and in {}",
+        of.around.options_file
+    );
+    let finding = match cpus.without(&of.around.isolated).is_empty() {
+        // Newer versions of libvirt leave out isolated CPUs.
+        true => {
+            let why =
+                format!("the server refuses it where libvirt lets it run on isolated CPU {cpus}");
+            DoctorFinding::limit(PIN, what, why)
+        }
+        false => {
+            let why = format!("libvirt lets it run on CPU {cpus}, and the server refuses that");
+            DoctorFinding::blocker(PIN, what, why)
+        }
+    };
+    Some(finding.change(format!(
+        "<vcpupin vcpu='{first}' cpuset='{}'/>",
+        of.housekeeping()
+    )))
+}
+
 fn unpinned(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
-    let vcpus: CpuList = of
-        .vcpus()
-        .filter(|vcpu| of.xml.pin(*vcpu).is_none())
-        .collect();
+    let vcpus = of.vcpus().filter(|vcpu| of.xml.pin(*vcpu).is_none());
+    let vcpus = vcpus.collect::<CpuList>().without(&bare(of));
     let real_time = vcpus.and(&of.real_time);
     let first = real_time.iter().chain(vcpus.iter()).next()?;
     let pins = of.vcpus().filter_map(|vcpu| of.xml.pin(vcpu));
@@ -97,8 +129,9 @@ fn alone(of: &CheckedDomain<'_>, vcpu: u32, on: &BTreeMap<u32, Vec<u32>>) -> Vec
     if let [first, _, ..] = cpus.as_slice() {
         let what = format!("real-time vCPU {vcpu} may run on CPU {cpus}");
         let finding = DoctorFinding::limit(PIN, what, "the scheduler moves it between them");
-        let line = pin_line(vcpu, &[*first].into_iter().collect());
-        found.push(finding.change(line));
+        let one = || [*first].into_iter().collect();
+        let pin = of.server_pin(vcpu).cloned().unwrap_or_else(one);
+        found.push(finding.change(pin_line(vcpu, &pin)));
     }
     let other = |cpu: u32| {
         let mut others = on.get(&cpu).into_iter().flatten();
@@ -121,11 +154,25 @@ fn differs(of: &CheckedDomain<'_>, vcpu: u32) -> Option<DoctorFinding> {
         "vCPU {vcpu}: CPU {cpus} here, and {pin} in {}",
         of.around.options_file
     );
-    let finding = match of.server_policy(vcpu) {
-        Some(_) => DoctorFinding::blocker(PIN, what, "the server refuses the domain"),
-        None => DoctorFinding::limit(PIN, what, "libvirt and the server move it to and fro"),
+    let is_elsewhere = cpus.and(pin).is_empty() && !unpinned_cpus(of).contains(cpus);
+    let finding = match of.server_policy(vcpu).is_some() && is_elsewhere {
+        true => DoctorFinding::blocker(PIN, what, "the server refuses the domain"),
+        false => DoctorFinding::limit(PIN, what, "libvirt and the server move it to and fro"),
     };
     Some(finding.change(pin_line(vcpu, pin)))
+}
+
+/// What the server takes for the CPUs of threads that nobody has pinned: the main thread's, and those
+/// that are not set apart.
+fn unpinned_cpus(of: &CheckedDomain<'_>) -> [CpuList; 2] {
+    let around = of.around;
+    let record = around.applied.as_ref().ok().and_then(Option::as_ref);
+    let given = record
+        .map(|record| record.partition.rt())
+        .unwrap_or_default();
+    let main = of.xml.emulator.as_ref().or(of.xml.cpuset.as_ref());
+    let main = main.unwrap_or(&around.online).clone();
+    [main, around.online.without(&around.isolated.or(&given))]
 }
 
 fn emulator(of: &CheckedDomain<'_>) -> DoctorFinding {

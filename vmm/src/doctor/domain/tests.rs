@@ -360,6 +360,59 @@ fn pins_that_no_real_time_vcpu_can_have_are_found() {
     }
 }
 
+// What intersects, and what threads without a pin have, is accepted.
+#[test]
+fn a_pin_is_a_blocker_where_the_server_refuses_it() {
+    const PIN: &str = "<vcpupin vcpu='1' cpuset='3'/>";
+    for (cpus, emulator, level) in [
+        ("2,3", "0", Level::Limit),
+        ("0-3", "0", Level::Limit),
+        ("2", "0", Level::Blocker),
+        ("2", "2", Level::Limit),
+        ("0-2", "0", Level::Limit),
+    ] {
+        let xml = with(PIN, &format!("<vcpupin vcpu='1' cpuset='{cpus}'/>"));
+        let xml = xml.replace(
+            "<emulatorpin cpuset='0'",
+            &format!("<emulatorpin cpuset='{emulator}'"),
+        );
+        let found = bad(&host(), &xml, Some(record()));
+        let what = format!("vCPU 1: CPU {} here", cpus.replace("2,3", "2-3"));
+        let differs = found.iter().find(|one| one.what.starts_with(&what));
+        assert_eq!(
+            differs.map(|finding| finding.level),
+            Some(level),
+            "{cpus}: {}",
+            text(&found)
+        );
+        // The server refuses another one.
+        let pins = found.iter().filter(|one| one.subject == "vcpupin");
+        let mut lines = pins.filter_map(|one| one.change.as_deref());
+        assert!(
+            lines.all(|line| !line.starts_with("<vcpupin vcpu='1'") || line == PIN),
+            "{}",
+            text(&found)
+        );
+    }
+}
+
+// Where libvirt lets it run on isolated CPUs, the server refuses it.
+#[test]
+fn an_ordinary_vcpu_without_any_pin_is_found() {
+    let host = host();
+    host.write(OPTIONS_FILE, OPTIONS.replace("pin = 1\n", "domain = 0\n"));
+    for (isolated, level) in [("3", Level::Limit), ("", Level::Blocker)] {
+        host.write("sys/devices/system/cpu/isolated", isolated);
+        let xml = with("<vcpupin vcpu='0' cpuset='1'/>", "");
+        let found = bad(&host, &xml, Some(record()));
+        let finding = on(&found, "vcpupin");
+        assert_eq!(finding.level, level, "{}", text(&found));
+        assert!(finding.what.contains("vCPU 0"), "{}", text(&found));
+        let line = "<vcpupin vcpu='0' cpuset='0-2'/>";
+        assert_eq!(finding.change.as_deref(), Some(line));
+    }
+}
+
 #[test]
 fn a_pin_is_proposed_that_no_vcpu_has() {
     let host = host();
