@@ -135,27 +135,27 @@ impl ServedArgs {
         if self.vcpus.no_bridge {
             bail!("a VM of another program is served by its bridge; leave --no-bridge out");
         }
-        self.check_sums()?;
+        self.bridge.check_sums()?;
+        let unclamped = [ActuatorChoice::Thread, ActuatorChoice::Nothing];
+        let unclamped = unclamped.map(ActuatorWish::Clamps);
+        if self.bridge.sum == Some(true) && unclamped.contains(&self.bridge.actuator) {
+            bail!("--sum needs cgroups for its clamps; take another --actuator");
+        }
         self.bridge.check_multi_tenant()?;
         let multi_tenant = self.bridge.multi_tenant;
         self.sandbox.check_multi_tenant(multi_tenant)
     }
 
-    /// As [`BridgeArgs::check_sums`], and whether the host can do it.
-    fn check_sums(&self) -> anyhow::Result<()> {
-        self.bridge.check_sums()?;
+    /// Checks that this process can add requests up on this host, if that is wanted.
+    ///
+    /// # Errors
+    /// What is missing, and what to do.
+    pub fn check_offered(&self) -> anyhow::Result<()> {
         if self.bridge.actuator == ActuatorWish::Scx {
             path::check_scx().map_err(|why| anyhow::anyhow!("--actuator scx: {why}"))?;
         }
         if self.bridge.sum != Some(true) {
             return Ok(());
-        }
-        let unclamped = [ActuatorChoice::Thread, ActuatorChoice::Nothing];
-        if unclamped
-            .map(ActuatorWish::Clamps)
-            .contains(&self.bridge.actuator)
-        {
-            bail!("--sum needs cgroups for its clamps; take another --actuator");
         }
         let offered = path::offer_bpf();
         offered.map_err(|why| anyhow::anyhow!("--sum isn't possible: {why}"))?;

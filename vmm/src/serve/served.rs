@@ -52,15 +52,26 @@ impl Served {
     /// # Errors
     /// The first rule that is broken, in one line.
     pub fn check(options: ServedArgs, host: HostRoot) -> anyhow::Result<Self> {
-        const INSTEAD: &str = "start the VM without vcpufreq";
         if let Err(error) = sys::raise_open_files() {
             warn(&format!(
                 "can't raise the limit of open files ({error}); VMs of many vCPUs may not be served"
             ));
         }
         options.check()?;
+        options.check_offered()?;
         // Each VM has its own; what the host lacks is reported once.
         Sandbox::by(options.sandbox, warn)?;
+        let served = Self::of_options(options, host)?;
+        served.check_real_time()?;
+        Ok(served)
+    }
+
+    /// What these options, which are checked, amount to on this host.
+    ///
+    /// # Errors
+    /// The first rule that is broken, in one line.
+    pub fn of_options(options: ServedArgs, host: HostRoot) -> anyhow::Result<Self> {
+        const INSTEAD: &str = "start the VM without vcpufreq";
         let count = resolve::vcpu_count(&options.vcpus)?;
         resolve::check_named(largest(&options.bounds.floor), count)?;
         let cpus = HostCpus::read(&host);
@@ -76,7 +87,7 @@ impl Served {
             has_guardian: true,
             events: None,
         };
-        served.check_real_time()?;
+        served.rt().check_clamped(served.actuator)?;
         Ok(served)
     }
 

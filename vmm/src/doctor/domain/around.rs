@@ -2,8 +2,6 @@
 //! What a domain's XML is compared with: the host's CPUs, what `vcpufreq rt apply` has set, and the
 //! options of the domain's server.
 
-use std::path::Path;
-
 use clap::{Args, Command, FromArgMatches};
 use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{CpuList, HostCpus, HostRoot};
@@ -12,6 +10,7 @@ use crate::{
     message::{chain, usage},
     options::{file, serve::ServeArgs},
     rt_guest::Record,
+    serve::Served,
 };
 
 /// What the hook of libvirt applies for real-time domains.
@@ -66,7 +65,7 @@ impl AroundDomain {
             applied: applied.map_err(|error| error.to_string()),
             server: match name.contains('/') {
                 true => Ok(None),
-                false => server_options(&root.path(&options_file)),
+                false => server_options(root, &options_file),
             },
             options_file,
             has_tree: dtb
@@ -84,8 +83,9 @@ fn guests_of(text: &str) -> CpuList {
     lists.flatten().collect()
 }
 
-/// The options that `vcpufreq serve --config PATH` takes.
-fn server_options(path: &Path) -> Result<Option<ServeArgs>, String> {
+/// The options that `vcpufreq serve --config PATH` takes, and starts with on this host.
+fn server_options(root: &HostRoot, path: &str) -> Result<Option<ServeArgs>, String> {
+    let path = &root.path(path);
     if !path.exists() {
         return Ok(None);
     }
@@ -102,6 +102,9 @@ fn server_options(path: &Path) -> Result<Option<ServeArgs>, String> {
     let matches = command.try_get_matches_from(flags);
     let options = matches.and_then(|matches| ServeArgs::from_arg_matches(&matches));
     let options = options.map_err(|error| usage(&error))?;
-    options.listen.check().map_err(|error| chain(&error))?;
+    let checked = options.listen.check();
+    let checked = checked.and_then(|()| options.served.check());
+    let served = checked.and_then(|()| Served::of_options(options.served.clone(), root.clone()));
+    served.map_err(|error| chain(&error))?;
     Ok(Some(options))
 }

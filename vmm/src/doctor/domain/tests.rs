@@ -559,7 +559,7 @@ fn the_hook_sets_cpus_apart() {
 fn the_servers_options_are_compared() {
     for (options, said) in [
         (
-            "cpus = 3\n[vcpu.1]\nrt = 'fifo:1'\n",
+            "cpus = 3\n[vcpu.1]\npin = 3\nrt = 'fifo:1'\n",
             "has 3 vCPUs, and the domain 2",
         ),
         ("cpus = 'two'\n", "line 1"),
@@ -579,6 +579,52 @@ fn the_servers_options_are_compared() {
         "there is no /etc/vcpufreq/NAME.toml"
     );
     assert_eq!(exit_code(&found), 2);
+}
+
+/// As its own check at the start has it.
+#[test]
+fn options_by_which_no_server_starts_are_a_blocker() {
+    const FLOOR: &str = "floor = 1200000";
+    for (old, new, said) in [
+        ("pin = 3", "", "has to be pinned to one pCPU"),
+        ("pin = 3", "pin = '2-3'", "has to be pinned to one pCPU"),
+        ("rt = \"fifo:1\"", "", "give --rt too"),
+        ("[vcpu.1]", "[vcpu.2]", "there is no vCPU 2"),
+        (FLOOR, "floor = 2800001", "its maximum of 2800000 kHz"),
+        (FLOOR, "floor = 1200000\n[vcpu.2]\nfloor = 1", "no vCPU 2"),
+        ("pin = 1", "pin = 3", "is real-time vCPU 1's alone"),
+        ("pin = 1", "pin = 2\nrt = 'rr:1'\ndomain = 1", ""),
+        (
+            "pin = 1",
+            "pin = 2\ndomain = 1",
+            "has real-time vCPUs and others",
+        ),
+        (
+            "cpus = 2",
+            "cpus = 2\nactuator = 'none'",
+            "can't keep a --floor",
+        ),
+        (
+            "cpus = 2",
+            "cpus = 2\nno-bridge = true",
+            "leave --no-bridge out",
+        ),
+        ("pin = 1", "pin = 9", "which this host doesn't have"),
+    ] {
+        let host = host();
+        assert_eq!(OPTIONS.matches(old).count(), 1, "{old}");
+        host.write(OPTIONS_FILE, OPTIONS.replace(old, new));
+        let found = bad(&host, GOOD, Some(record()));
+        let wrong = found.iter().filter(|finding| finding.subject == "server");
+        let wrong: Vec<_> = wrong.collect();
+        assert_eq!(wrong.is_empty(), said.is_empty(), "{new}: {}", text(&found));
+        for finding in wrong {
+            assert_eq!(finding.level, Level::Blocker);
+            assert!(finding.what.contains(said), "{said}: {}", text(&found));
+            let change = finding.change.as_deref();
+            assert_eq!(change, Some("correct /etc/vcpufreq/NAME.toml"));
+        }
+    }
 }
 
 /// As virt-install makes it, with the device.
