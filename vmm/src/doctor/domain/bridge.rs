@@ -149,6 +149,16 @@ fn server_in_ram(of: &CheckedDomain<'_>, dtb: &Path) -> DoctorFinding {
 fn fits(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
     let file = &of.around.options_file;
     let cpus = of.server()?.served.vcpus.cpus.unwrap_or(1);
+    let (vcpus, at_start) = (of.xml.vcpus, of.xml.at_start);
+    if at_start < vcpus {
+        let what = format!("the domain starts with {at_start} of its {vcpus} vCPUs");
+        let finding = match cpus == at_start {
+            true => DoctorFinding::limit(SERVER, what, "one that is plugged in is not served"),
+            false => DoctorFinding::blocker(SERVER, what, "the server refuses the domain"),
+        };
+        let line = format!("<vcpu>{vcpus}</vcpu>, and no enabled='no' in <vcpus>");
+        return Some(finding.change(line));
+    }
     (cpus != of.xml.vcpus).then(|| {
         let what = format!("{file} has {cpus} vCPUs, and the domain {}", of.xml.vcpus);
         let finding = DoctorFinding::blocker(SERVER, what, "the server refuses the domain");

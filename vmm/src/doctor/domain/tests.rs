@@ -627,6 +627,39 @@ fn options_by_which_no_server_starts_are_a_blocker() {
     }
 }
 
+/// libvirt starts the others when they are plugged in.
+#[test]
+fn a_domain_starts_with_all_that_is_served() {
+    const ALL: &str = "<vcpu>2</vcpu>";
+    const OFF: &str = "<vcpu>2</vcpu><vcpus><vcpu id='0' enabled='yes'/>\
+        <vcpu id='1' enabled='no' hotpluggable='yes'/></vcpus>";
+    for (vcpu, cpus, level, said) in [
+        ("<vcpu current='2'>2</vcpu>", 2, None, ""),
+        (
+            "<vcpu current='1'>2</vcpu>",
+            2,
+            Some(Level::Blocker),
+            "the domain starts with 1 of its 2 vCPUs",
+        ),
+        (OFF, 2, Some(Level::Blocker), "starts with 1 of its 2 vCPUs"),
+        (OFF, 1, Some(Level::Limit), "starts with 1 of its 2 vCPUs"),
+    ] {
+        let host = host();
+        host.write(OPTIONS_FILE, format!("cpus = {cpus}\n"));
+        let sched = with(
+            "    <vcpusched vcpus='1' scheduler='fifo' priority='1'/>\n",
+            "",
+        );
+        let found = bad(&host, &sched.replace(ALL, vcpu), Some(record()));
+        let server = found.iter().find(|finding| finding.subject == "server");
+        assert_eq!(server.map(|one| one.level), level, "{}", text(&found));
+        let what = server.map_or("", |finding| &finding.what);
+        assert!(what.contains(said), "{}", text(&found));
+    }
+    let error = DomainXml::parse(&with("<vcpu>", "<vcpu current='0'>")).unwrap_err();
+    assert!(error.to_string().contains("from 1 to 2"), "{error}");
+}
+
 /// As virt-install makes it, with the device.
 #[test]
 fn a_domain_without_real_time_vcpus_needs_its_bridge_alone() {

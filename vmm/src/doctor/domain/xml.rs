@@ -29,6 +29,8 @@ pub struct DomainXml {
     pub arch: Option<String>,
     /// 1 to [`MAX_VCPUS`].
     pub vcpus: u32,
+    /// Those that it starts with.
+    pub at_start: u32,
     /// The CPUs of threads that have no list of their own.
     pub cpuset: Option<CpuList>,
     pub pins: BTreeMap<u32, CpuList>,
@@ -104,12 +106,14 @@ impl DomainXml {
         let shmem = devices()
             .find(|node| node.has_tag_name("shmem") && node.attribute("name") == Some("vcpufreq"));
         let tune = child(root, "cputune");
+        let vcpus = vcpu.map_or(Ok(1), |node| number(node, node.text(), 1, MAX_VCPUS))?;
         let domain = Self {
             name: text_of(child(root, "name")).context("it has no <name>")?,
             kind: attribute(root, "type"),
             arch: at(root, &["os", "type"])
                 .and_then(|node| Some(node.attribute("arch")?.to_owned())),
-            vcpus: vcpu.map_or(Ok(1), |node| number(node, node.text(), 1, MAX_VCPUS))?,
+            vcpus,
+            at_start: at_start(root, vcpus)?,
             cpuset: vcpu.map_or(Ok(None), |node| cpus(node, "cpuset"))?,
             iothreads: iothreads(root)?,
             locked: backing("locked"),
@@ -263,6 +267,15 @@ fn once<T>(node: Node<'_, '_>, before: Option<T>) -> anyhow::Result<()> {
         Some(_) => Err(malformed(node, "is there twice for one thread")),
         None => Ok(()),
     }
+}
+
+/// Of its vCPUs those that are not plugged in later.
+fn at_start(root: Node<'_, '_>, vcpus: u32) -> anyhow::Result<u32> {
+    let vcpu = child(root, "vcpu").filter(|node| node.has_attribute("current"));
+    let current = vcpu.map(|node| number(node, node.attribute("current"), 1, vcpus));
+    let off = all(root, &["vcpus"], "vcpu").filter(|node| node.attribute("enabled") == Some("no"));
+    let left = vcpus.saturating_sub(u32::try_from(off.count())?);
+    Ok(current.unwrap_or(Ok(vcpus))?.min(left))
 }
 
 fn iothreads(root: Node<'_, '_>) -> anyhow::Result<BTreeMap<u32, Option<CpuList>>> {
