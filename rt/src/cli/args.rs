@@ -198,13 +198,13 @@ struct RtFile {
 
 /// Partition and profile of the options, checked against a host.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub struct Wanted {
     /// The CPUs of each guest and of housekeeping.
-    pub(super) partition: Partition,
+    pub partition: Partition,
     /// The profile's name or path.
-    pub(super) profile_name: String,
+    pub profile_name: String,
     /// The settings.
-    pub(super) profile: Profile,
+    pub profile: Profile,
 }
 
 impl PartitionArgs {
@@ -218,7 +218,7 @@ impl PartitionArgs {
     /// # Errors
     /// A file that can't be read or has a wrong key or value, an unknown profile, a partition
     /// that this host can't have.
-    pub(super) fn wanted(&self, look: &dyn ReadHost) -> anyhow::Result<Wanted> {
+    pub fn wanted(&self, look: &dyn ReadHost) -> anyhow::Result<Wanted> {
         let file = match &self.config {
             Some(path) => read_file(path)?,
             None => RtFile::default(),

@@ -17,8 +17,8 @@ mod text;
 use anyhow::{Context, bail};
 use serde_json::json;
 
-pub use args::{CompareArgs, ExecArgs, GuardArgs, PartitionArgs, RtArgs, RtCommand};
-use args::{Wanted, profiles};
+use args::profiles;
+pub use args::{CompareArgs, ExecArgs, GuardArgs, PartitionArgs, RtArgs, RtCommand, Wanted};
 use output::ChangeOutput;
 pub use output::{DrawReports, print};
 pub use report::ReportArgs;

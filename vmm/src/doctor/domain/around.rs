@@ -5,6 +5,7 @@
 use clap::{Args, Command, FromArgMatches};
 use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{CpuList, HostCpus, HostRoot};
+use vcpufreq_rt::cli::{PartitionArgs, Wanted};
 
 use crate::{
     message::{chain, usage},
@@ -27,8 +28,8 @@ pub struct AroundDomain {
     pub isolated: CpuList,
     /// What was applied, or why that is unknown.
     pub applied: Result<Option<Record>, String>,
-    /// CPUs that the hook gives to guests, if it is installed.
-    pub hook_cpus: CpuList,
+    /// What the hook applies, if it is installed and does so; or why it can't.
+    pub hook: Result<Option<Wanted>, String>,
     /// Where the server's options are.
     pub options_file: String,
     /// The options; none without the file; or what is wrong with it.
@@ -58,9 +59,12 @@ impl AroundDomain {
             isolated: isolated
                 .and_then(|list| list.parse().ok())
                 .unwrap_or_default(),
-            hook_cpus: match is_there(HOOK.to_owned()) {
-                true => guests_of(&root.text(HOST_FILE).unwrap_or_default()),
-                false => CpuList::default(),
+            hook: match [HOOK, HOST_FILE]
+                .iter()
+                .all(|path| is_there((*path).to_owned()))
+            {
+                true => by_hook(root, &kernel).map(Some),
+                false => Ok(None),
             },
             applied: applied.map_err(|error| error.to_string()),
             server: match name.contains('/') {
@@ -74,13 +78,13 @@ impl AroundDomain {
     }
 }
 
-/// The CPUs of the guests that a configuration of `vcpufreq rt` names.
-fn guests_of(text: &str) -> CpuList {
-    let table: toml::Table = text.parse().unwrap_or_default();
-    let guests = table.get("guest").and_then(toml::Value::as_table);
-    let lists = guests.into_iter().flat_map(toml::Table::values);
-    let lists = lists.filter_map(|list| list.as_str()?.parse::<CpuList>().ok());
-    lists.flatten().collect()
+/// What `vcpufreq rt apply --config HOST_FILE` makes of this host.
+fn by_hook(root: &HostRoot, kernel: &KernelHost) -> Result<Wanted, String> {
+    let args = PartitionArgs {
+        config: Some(root.path(HOST_FILE)),
+        ..PartitionArgs::default()
+    };
+    args.wanted(kernel).map_err(|error| chain(&error))
 }
 
 /// The options that `vcpufreq serve --config PATH` takes, and starts with on this host.

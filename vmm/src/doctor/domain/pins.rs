@@ -11,6 +11,7 @@ use crate::doctor::DoctorFinding;
 use crate::rt_guest::Record;
 
 const PIN: &str = "vcpupin";
+const APART: &str = "set apart";
 
 pub(super) fn findings(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
     let mut found = vcpus(of);
@@ -227,7 +228,6 @@ fn others(
 
 /// Whether nothing else runs on the CPUs of real-time vCPUs.
 fn apart(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
-    const NAME: &str = "set apart";
     let cpus = &of.real_time_cpus;
     if cpus.is_empty() {
         return None;
@@ -235,27 +235,47 @@ fn apart(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
     let record = match &of.around.applied {
         Ok(record) => record.as_ref(),
         Err(why) => {
-            let finding = DoctorFinding::absent(NAME, format!("unknown: {why}"), "root can see it");
+            let finding =
+                DoctorFinding::absent(APART, format!("unknown: {why}"), "root can see it");
             return Some(finding.change("run doctor as root"));
         }
     };
     let not_isolated = cpus.without(&of.around.isolated);
     if !not_isolated.is_empty() {
         let what = format!("CPU {not_isolated} is not isolated");
-        let finding = of.refuses(NAME, what, "other tasks run there");
+        let finding = of.refuses(APART, what, "other tasks run there");
         return Some(finding.change(format!("boot with isolcpus={cpus}")));
     }
-    let Some(record) = record else {
-        let left = cpus.without(&of.around.hook_cpus);
-        if left.is_empty() {
-            let what = format!("CPU {cpus}: by the hook, with {HOST_FILE}");
-            return Some(DoctorFinding::good(NAME, what, "before the domain starts"));
+    Some(match record {
+        Some(record) => by_record(of, record, cpus),
+        None => by_hook(of, cpus),
+    })
+}
+
+/// What the hook is going to apply, if it does.
+fn by_hook(of: &CheckedDomain<'_>, cpus: &CpuList) -> DoctorFinding {
+    let wanted = match &of.around.hook {
+        Ok(wanted) => wanted.as_ref(),
+        Err(why) => {
+            let stops = "the hook can't apply that, and stops the domain's start";
+            let finding = DoctorFinding::blocker(APART, why.clone(), stops);
+            return finding.change(format!("correct {HOST_FILE}"));
         }
-        let what = format!("CPU {left}: by isolcpus alone");
-        let finding = of.refuses(NAME, what, "interrupts and kernel threads run there");
-        return Some(finding.change(apply_line(&of.xml.name, cpus)));
     };
-    Some(by_record(of, record, cpus))
+    let given = wanted.map(|wanted| wanted.partition.rt());
+    let left = cpus.without(&given.clone().unwrap_or_default());
+    let (Some(wanted), Some(given), true) = (wanted, given, left.is_empty()) else {
+        let what = format!("CPU {left}: by isolcpus alone");
+        let finding = of.refuses(APART, what, "interrupts and kernel threads run there");
+        return finding.change(apply_line(&of.xml.name, cpus));
+    };
+    let cpuset = wanted.profile.settings.cpuset;
+    let made = format!("profile {} makes a cpuset", wanted.profile_name);
+    let against = against(of, &given, cpuset.map(|_| made));
+    against.unwrap_or_else(|| {
+        let what = format!("CPU {cpus}: by the hook, with {HOST_FILE}");
+        DoctorFinding::good(APART, what, "before the domain starts")
+    })
 }
 
 fn apply_line(guest: &str, cpus: &CpuList) -> String {
@@ -266,34 +286,41 @@ fn apply_line(guest: &str, cpus: &CpuList) -> String {
 }
 
 fn by_record(of: &CheckedDomain<'_>, record: &Record, cpus: &CpuList) -> DoctorFinding {
-    const NAME: &str = "set apart";
-    let guests = &record.partition.guests;
-    let given: CpuList = guests.iter().flat_map(|guest| guest.cpus.iter()).collect();
+    let given = record.partition.rt();
     let left = cpus.without(&given);
     if !left.is_empty() {
         let what = format!("vcpufreq rt apply has given guests CPU {given}, and not {left}");
-        let finding = of.refuses(NAME, what, "interrupts and kernel threads run there");
+        let finding = of.refuses(APART, what, "interrupts and kernel threads run there");
         return finding.change(apply_line(&of.xml.name, cpus));
     }
-    if record.profile.settings.cpuset.is_some() {
-        let what = format!("profile {} has made a cpuset", record.profile_name);
+    let cpuset = record.profile.settings.cpuset;
+    let made = format!("profile {} has made a cpuset", record.profile_name);
+    let against = against(of, &given, cpuset.map(|_| made));
+    against.unwrap_or_else(|| {
+        DoctorFinding::good(APART, format!("CPU {cpus}"), "nothing else runs there")
+    })
+}
+
+/// What of a domain doesn't suit settings that give these CPUs to real-time guests, and make such a
+/// cpuset.
+fn against(
+    of: &CheckedDomain<'_>,
+    given: &CpuList,
+    cpuset: Option<String>,
+) -> Option<DoctorFinding> {
+    if let Some(what) = cpuset {
         let why = "libvirt can't put vCPUs into it: the domain doesn't start";
-        let finding = DoctorFinding::blocker(NAME, what, why);
-        return finding.change(apply_line(&of.xml.name, cpus));
+        let finding = DoctorFinding::blocker(APART, what, why);
+        return Some(finding.change(apply_line(&of.xml.name, &of.real_time_cpus)));
     }
     let is_normal = |vcpu: &u32| !of.real_time.contains(*vcpu);
     let pins = of.vcpus().filter(is_normal);
-    let pins = pins.filter_map(|vcpu| Some((vcpu, of.xml.pin(vcpu)?)));
-    let mut there = pins.filter(|(_, pin)| !pin.and(&given).is_empty());
-    match there.next() {
-        Some((vcpu, pin)) => {
-            let what = format!(
-                "vCPU {vcpu} is not real-time, and may run on CPU {}",
-                pin.and(&given)
-            );
-            let finding = of.refuses(NAME, what, "real-time guests have that alone");
-            finding.change(pin_line(vcpu, &of.around.online.without(&given)))
-        }
-        None => DoctorFinding::good(NAME, format!("CPU {cpus}"), "nothing else runs there"),
-    }
+    let mut pins = pins.filter_map(|vcpu| Some((vcpu, of.xml.pin(vcpu)?)));
+    let (vcpu, pin) = pins.find(|(_, pin)| !pin.and(given).is_empty())?;
+    let what = format!(
+        "vCPU {vcpu} is not real-time, and may run on CPU {}",
+        pin.and(given)
+    );
+    let finding = of.refuses(APART, what, "real-time guests have that alone");
+    Some(finding.change(pin_line(vcpu, &of.around.online.without(given))))
 }

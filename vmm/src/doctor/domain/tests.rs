@@ -548,11 +548,39 @@ fn the_hook_sets_cpus_apart() {
     let profile = Profile::shipped(example["profile"].as_str().unwrap()).unwrap();
     let profile = profile.with("it", example["settings"].as_table().unwrap().clone());
     assert_eq!(profile.unwrap().settings.cpuset, None);
-    host.write("etc/vcpufreq-rt.toml", "[guest]\nplc = '2'\n");
+    let ours = "[guest]\nplc = '2'\n[settings]\ncpuset = 'none'\n";
+    host.write("etc/vcpufreq-rt.toml", ours);
     assert_eq!(
         on(&bad(&host, GOOD, None), "set apart").what,
         "CPU 3: by isolcpus alone"
     );
+}
+
+/// What it is after that has applied it, and what libvirt says then.
+#[test]
+fn a_hook_that_stops_the_domain_is_a_blocker() {
+    let host = host();
+    host.write("etc/libvirt/hooks/qemu.d/vcpufreq", "");
+    for (file, said) in [
+        ("[guest]\nNAME = '3'\n", "profile kvm-rt makes a cpuset"),
+        (
+            "[guest]\nNAME = '3'\n[settings]\ncpuset = 'root'\n",
+            "profile kvm-rt makes a cpuset",
+        ),
+        (
+            "[guest]\nNAME = '1,3'\n[settings]\ncpuset = 'none'\n",
+            "vCPU 0 is not real-time, and may run on CPU 1",
+        ),
+        ("[guest]\nNAME = 'three'\n", "/etc/vcpufreq-rt.toml: "),
+        ("[guest]\nNAME = '9'\n", "CPU 9 doesn't exist here"),
+        ("profile = 'mine'\n[guest]\nNAME = '3'\n", "no profile"),
+    ] {
+        host.write("etc/vcpufreq-rt.toml", file);
+        let found = bad(&host, GOOD, None);
+        let finding = on(&found, "set apart");
+        assert_eq!(finding.level, Level::Blocker, "{}", text(&found));
+        assert!(finding.what.contains(said), "{said}: {}", text(&found));
+    }
 }
 
 #[test]
