@@ -9,25 +9,26 @@ use vcpufreq_host::{CpuList, SchedAttr, Tid, affinity_of};
 use super::RtGuest;
 
 impl RtGuest {
-    /// Checks that a vCPU's thread has nothing set, or what is wanted. One that isn't real-time and will
-    /// not be pinned must keep off the real-time pCPUs by itself. `unpinned` are what threads without a
-    /// pin of their own may have.
+    /// Checks that a vCPU's thread, which is going to be pinned to `pin`, has nothing set, or what is
+    /// wanted. One that isn't real-time and will not be pinned must keep off the real-time pCPUs by
+    /// itself. `unpinned` are what threads without a pin of their own may have.
     ///
     /// # Errors
     /// The contradiction; or the thread has ended.
     pub fn check_agrees(
         &self,
         (vcpu, tid): (VcpuId, Tid),
-        is_pinned: bool,
+        pin: &[u32],
         unpinned: &[CpuList; 2],
     ) -> anyhow::Result<()> {
         let (now, allowed) = (SchedAttr::of(tid)?, affinity_of(tid)?);
         match self.policy(vcpu) {
             Some(policy) => {
                 check_policy(vcpu, &now, &policy.attr())?;
-                check_pin(vcpu, &allowed, (&self.cpus(), unpinned))
+                let own = pin.iter().copied().collect();
+                check_pin(vcpu, &allowed, (&own, unpinned))
             }
-            None => check_ordinary(vcpu, &now, &allowed, (!is_pinned).then(|| self.cpus())),
+            None => check_ordinary(vcpu, &now, &allowed, pin.is_empty().then(|| self.cpus())),
         }
     }
 }
@@ -94,6 +95,7 @@ fn policy_text(attr: &SchedAttr) -> Option<String> {
 mod tests {
     //! Promise: a contradiction is one line that names both sides.
     use super::*;
+    use crate::options::rt_values::RtPolicy;
 
     const FIFO: SchedAttr = SchedAttr {
         policy: SchedAttr::FIFO,
@@ -142,6 +144,37 @@ mod tests {
         ] {
             assert_eq!(check(allowed, others), agrees, "{allowed} of {others}");
         }
+    }
+
+    // It was accepted, and moved without a line.
+    #[test]
+    fn a_vcpu_on_the_cpu_of_another_is_refused() {
+        let own = Tid::current();
+        let allowed = affinity_of(own).unwrap();
+        let [first, second, ..] = *allowed.as_slice() else {
+            println!("SKIP: this process may run on one CPU only");
+            return;
+        };
+        let guest = RtGuest {
+            floors: Vec::new(),
+            resume_latency: None,
+            policies: vec![Some(RtPolicy::Fifo(2)); 2],
+            domains: Vec::new(),
+            cpus: vec![first, second],
+            partition: None,
+            without_cpuset: None,
+        };
+        let checked = std::thread::spawn(move || {
+            let tid = Tid::current();
+            vcpufreq_host::pin(tid, &[first]).unwrap();
+            let unpinned = [CpuList::default(), CpuList::default()];
+            let check = |pin: u32| guest.check_agrees((VcpuId(0), tid), &[pin], &unpinned);
+            check(first).unwrap();
+            check(second).unwrap_err().to_string()
+        });
+        let line = checked.join().unwrap();
+        let both = format!("pinned to CPU {first} already, and --pin gives it CPU {second};");
+        assert!(line.contains(&both), "{line}");
     }
 
     #[test]

@@ -193,8 +193,7 @@ impl Starting<'_> {
             let unpinned = [allowed, not_set_apart(&served.host, applied)];
             let vcpus = (0..).map(VcpuId).zip(threads).zip(&served.vcpus);
             for ((vcpu, tid), config) in vcpus {
-                let is_pinned = !config.pin.is_empty();
-                let agrees = tid.map(|tid| rt.check_agrees((vcpu, tid), is_pinned, &unpinned));
+                let agrees = tid.map(|tid| rt.check_agrees((vcpu, tid), &config.pin, &unpinned));
                 agrees.transpose()?;
             }
             wait_for_lock(&served.host, self.vmm)?;
