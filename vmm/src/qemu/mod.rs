@@ -73,6 +73,7 @@ pub fn qemu(mut options: QemuArgs) -> anyhow::Result<u8> {
         ram::check(&command)?;
     }
     let mut served = Served::check(options.served, HostRoot::default())?;
+    served.check_unused()?;
     let alike = start_pcpus(&served).filter(|_| command.has_kvm());
     let tree = start_on(alike.as_ref(), || {
         Tree::make(&command, &served, options.path)

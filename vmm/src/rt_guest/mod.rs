@@ -71,12 +71,34 @@ impl RtGuest {
     /// Checks what can be checked of a VM that this process will serve, before there is one.
     ///
     /// # Errors
-    /// As [`Self::of_process`].
+    /// As [`Self::of_process`], but for a guest that runs in the partition.
     pub fn check_host(
         wish: &RtWish<'_>,
         host: &HostRoot,
         applied: Option<&Record>,
     ) -> anyhow::Result<()> {
+        let guest = Self::before_vmm(wish, host, applied)?;
+        guest.check_apart(host)?;
+        guest.check_root_domain(host)
+    }
+
+    /// Checks that no guest runs in the partition, before there is a VMM.
+    ///
+    /// # Errors
+    /// Where one does; when the partition has some of the pCPUs only.
+    pub fn check_unused(
+        wish: &RtWish<'_>,
+        host: &HostRoot,
+        applied: Option<&Record>,
+    ) -> anyhow::Result<()> {
+        Self::before_vmm(wish, host, applied)?.check_free()
+    }
+
+    fn before_vmm(
+        wish: &RtWish<'_>,
+        host: &HostRoot,
+        applied: Option<&Record>,
+    ) -> anyhow::Result<Self> {
         let groups = |top: PathBuf, rt| {
             let origin = top.clone();
             let (pid, process) = (process::id(), process::id());
@@ -88,9 +110,7 @@ impl RtGuest {
                 rt,
             })
         };
-        let guest = Self::with_groups(wish, host, applied, groups)?;
-        guest.check_apart(host)?;
-        guest.check_root_domain(host)
+        Self::with_groups(wish, host, applied, groups)
     }
 
     /// The same for vCPUs of process `vmm`, which this one serves.

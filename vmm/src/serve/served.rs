@@ -111,18 +111,28 @@ impl Served {
         Ok(Some(InForce::look(&KernelHost::from(&self.host))?))
     }
 
-    /// Checks what can be checked of real-time vCPUs without a VMM, and takes this process off their
-    /// pCPUs: with it what it starts.
+    /// Checks what can be checked without a VMM of real-time vCPUs, and of others where the host is set
+    /// apart for such. Takes this process off their pCPUs: with it what it starts.
     fn check_real_time(&self) -> anyhow::Result<()> {
-        self.rt().check_clamped(self.actuator)?;
-        if !self.rt().is_real_time() {
-            return Ok(());
-        }
         let applied = self.applied()?;
         let record = applied.as_ref().and_then(InForce::record);
         RtGuest::check_host(&self.rt(), &self.host, record)?;
+        if !self.rt().is_real_time() {
+            return Ok(());
+        }
         RtGuest::try_policies(&self.rt())?;
         RtGuest::leave(&rt_pcpus(&self.vcpus), &self.host)
+    }
+
+    /// Checks that no other guest has the partition of its real-time vCPUs. A VMM that runs may have it,
+    /// and be served later.
+    ///
+    /// # Errors
+    /// Where one runs.
+    pub fn check_unused(&self) -> anyhow::Result<()> {
+        let applied = self.applied()?;
+        let record = applied.as_ref().and_then(InForce::record);
+        RtGuest::check_unused(&self.rt(), &self.host, record)
     }
 
     /// Makes the file of --events anew: once, and by `serve` only when it has its socket.
@@ -133,5 +143,81 @@ impl Served {
         let path = self.options.bridge.events.as_deref();
         self.events = path.map(events::create).transpose()?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: what the host is set apart for is known before there is a VMM.
+    use clap::Parser;
+    use vcpufreq_host::fakes::FakeHost;
+    use vcpufreq_rt::{Partition, PartitionGuest, Profile, Record};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        served: ServedArgs,
+    }
+
+    fn check(
+        host: &FakeHost,
+        line: &[&str],
+        checked: fn(&Served) -> anyhow::Result<()>,
+    ) -> Result<(), String> {
+        let words = ["qemu"].iter().chain(line);
+        let options = Line::try_parse_from(words).unwrap().served;
+        let served = Served::of_options(options, host.root());
+        let checked = served.and_then(|served| checked(&served));
+        checked.map_err(|error| error.to_string())
+    }
+
+    /// A host whose CPU 3 is a real-time guest's, with a cpuset.
+    fn applied() -> FakeHost {
+        let host = FakeHost::two_plus_two();
+        host.write("proc/sys/kernel/random/boot_id", "boot\n");
+        let guest = PartitionGuest {
+            name: "plc".to_owned(),
+            cpus: "3".parse().unwrap(),
+        };
+        let record = Record {
+            boot_id: "boot".to_owned(),
+            profile_name: "kvm-rt".to_owned(),
+            profile: Profile::default(),
+            partition: Partition {
+                guests: vec![guest],
+                housekeeping: "0-2".parse().unwrap(),
+            },
+            owner: None,
+            entries: Vec::new(),
+        };
+        let text = serde_json::to_string(&record).unwrap();
+        host.write("run/vcpufreq-rt/rt.json", text);
+        host
+    }
+
+    // QEMU was started, and its exit code was the one of the command.
+    #[test]
+    fn an_ordinary_vcpu_is_refused_on_a_cpu_that_is_set_apart() {
+        let check = |host: &FakeHost, pin: &str| check(host, &[pin], Served::check_real_time);
+        let line = check(&applied(), "--pin=0=3").unwrap_err();
+        let said =
+            "vCPU 0 is pinned to CPU 3, which vcpufreq rt apply has given to real-time guest plc";
+        assert!(line.starts_with(said), "{line}");
+        assert_eq!(line.lines().count(), 1);
+        assert_eq!(check(&applied(), "--pin=0=2"), Ok(()));
+        assert_eq!(check(&FakeHost::two_plus_two(), "--pin=0=3"), Ok(()));
+    }
+
+    #[test]
+    fn a_second_real_time_guest_is_refused_in_a_partition() {
+        let host = applied();
+        let events = "sys/fs/cgroup/vcpufreq-rt.plc/rt/cgroup.events";
+        host.write(events, "populated 1\n");
+        let check = |line: &[&str]| check(&host, line, Served::check_unused);
+        let line = check(&["--pin=0=3", "--rt=0=fifo:1"]).unwrap_err();
+        assert!(line.starts_with("a guest runs in "), "{line}");
+        assert_eq!(check(&["--pin=0=2"]), Ok(()));
     }
 }
