@@ -7,6 +7,7 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_host::{CpuList, SchedAttr, Tid, affinity_of};
 
 use super::RtGuest;
+use crate::options::rt_values::RtPolicy;
 
 impl RtGuest {
     /// Checks that a vCPU's thread, which is going to be pinned to `pin`, has nothing set, or what is
@@ -78,6 +79,22 @@ fn check_pin(
     Ok(())
 }
 
+/// What a manager has made of a vCPU's thread since that is served, if it isn't what `wanted` is.
+pub fn changed_since(vcpu: VcpuId, now: &SchedAttr, wanted: Option<RtPolicy>) -> Option<String> {
+    let wanted = wanted.and_then(|policy| policy_text(&policy.attr()));
+    let now = policy_text(now);
+    if now == wanted {
+        return None;
+    }
+    let now = now.unwrap_or_else(|| "not real-time".to_owned());
+    let given = wanted.map_or("leaves it out".to_owned(), |policy| {
+        format!("makes it {policy}")
+    });
+    Some(format!(
+        "vCPU {vcpu} is {now} since it is served, and --rt {given}; correct --rt, or its domain's <vcpusched>"
+    ))
+}
+
 /// A real-time policy as --rt takes it.
 fn policy_text(attr: &SchedAttr) -> Option<String> {
     match attr.policy {
@@ -95,7 +112,6 @@ fn policy_text(attr: &SchedAttr) -> Option<String> {
 mod tests {
     //! Promise: a contradiction is one line that names both sides.
     use super::*;
-    use crate::options::rt_values::RtPolicy;
 
     const FIFO: SchedAttr = SchedAttr {
         policy: SchedAttr::FIFO,
@@ -175,6 +191,32 @@ mod tests {
         let line = checked.join().unwrap();
         let both = format!("pinned to CPU {first} already, and --pin gives it CPU {second};");
         assert!(line.contains(&both), "{line}");
+    }
+
+    #[test]
+    fn a_policy_that_comes_later_is_told() {
+        let fifo = Some(RtPolicy::Fifo(2));
+        for (now, wanted, said) in [
+            (FIFO, fifo, None),
+            (SchedAttr::default(), None, None),
+            (
+                SchedAttr::default(),
+                fifo,
+                Some("is not real-time since it is served, and --rt makes it fifo:2;"),
+            ),
+            (
+                FIFO,
+                Some(RtPolicy::Rr(1)),
+                Some("vCPU 1 is fifo:2 since it is served, and --rt makes it rr:1;"),
+            ),
+            (FIFO, None, Some("and --rt leaves it out;")),
+        ] {
+            let line = changed_since(VcpuId(1), &now, wanted);
+            assert_eq!(line.is_some(), said.is_some(), "{line:?}");
+            let line = line.unwrap_or_default();
+            assert!(line.contains(said.unwrap_or_default()), "{line}");
+            assert!(line.lines().count() <= 1);
+        }
     }
 
     #[test]

@@ -29,6 +29,7 @@ use crate::{
     message::warn,
     options::rt_values::{ResumeLatency, RtPolicy},
 };
+pub use adopted::changed_since;
 use applied::{AppliedFor, check_others};
 pub use applied::{InForce, Record};
 

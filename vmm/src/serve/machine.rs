@@ -239,6 +239,10 @@ impl ServedVm {
             self.warn_of_no_groups();
             self.threads.pin_again();
             self.others.keep_off();
+            self.threads
+                .other_policy()
+                .iter()
+                .for_each(|line| warn(line));
             VmChange::Same
         }
     }

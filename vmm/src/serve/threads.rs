@@ -3,15 +3,19 @@
 //! unplugged; the kernel may give the number of one that has ended to another thread, which must not
 //! be clamped.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::{
+    cell::Cell,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
 
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use vcpufreq_bridge::shm::vcpu_threads;
-use vcpufreq_host::{HostRoot, HostThread, SavedThread, Tid};
+use vcpufreq_device::VcpuId;
+use vcpufreq_host::{HostRoot, HostThread, SavedThread, SchedAttr, Tid};
 
 use super::Served;
-use crate::sys;
+use crate::{options::rt_values::RtPolicy, rt_guest::changed_since, sys};
 
 /// These threads as they were.
 pub struct FoundThreads {
@@ -21,6 +25,10 @@ pub struct FoundThreads {
     borrowed: Vec<SavedThread>,
     /// The pCPUs that each is pinned to; empty: any.
     pins: Vec<(Tid, Vec<u32>)>,
+    /// How each is scheduled; empty: as it was, of a VM without real-time vCPUs.
+    policies: Vec<(VcpuId, Option<RtPolicy>)>,
+    /// A line has told that one is scheduled otherwise.
+    has_told: Cell<bool>,
     /// By vCPU; none of one that was unplugged.
     of_vcpus: Vec<Option<Tid>>,
     /// Of each thread one that is readable when it has ended; none before Linux 6.9.
@@ -70,6 +78,8 @@ impl FoundThreads {
             pid,
             threads: handles,
             borrowed,
+            policies: policies_of(served, threads),
+            has_told: Cell::new(false),
             ends: ends.collect::<Result<_, _>>().unwrap_or_default(),
             pins,
             of_vcpus: threads.to_vec(),
@@ -103,6 +113,19 @@ impl FoundThreads {
                 let _ = thread.tid().and_then(|tid| vcpufreq_host::pin(tid, pcpus));
             }
         }
+    }
+
+    /// That one is scheduled otherwise than it was by the server, once.
+    pub fn other_policy(&self) -> Option<String> {
+        let threads = self.threads.iter().zip(&self.policies);
+        let mut lines = threads.filter_map(|(thread, (vcpu, wanted))| {
+            // One that has ended is noticed by itself.
+            let now = thread.tid().and_then(SchedAttr::of).ok()?;
+            changed_since(*vcpu, &now, *wanted)
+        });
+        let line = lines.next().filter(|_| !self.has_told.get())?;
+        self.has_told.set(true);
+        Some(format!("process {}: {line}", self.pid))
     }
 
     /// Whether one has ended.
@@ -157,5 +180,42 @@ impl FoundThreads {
     fn are_others(&self) -> bool {
         let mut threads = self.borrowed.iter();
         !threads.all(|thread| thread.lives(&self.host))
+    }
+}
+
+/// How those of these threads that are there are scheduled, if the VM has real-time vCPUs.
+fn policies_of(served: &Served, threads: &[Option<Tid>]) -> Vec<(VcpuId, Option<RtPolicy>)> {
+    let vcpus = (0..).map(VcpuId).zip(&served.vcpus).zip(threads);
+    let there = vcpus.filter(|(_, tid)| tid.is_some() && served.rt().is_real_time());
+    there.map(|((vcpu, config), _)| (vcpu, config.rt)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: what a manager makes of a vCPU's thread later is told once.
+    use super::*;
+
+    // A <vcpusched> that came after the server's check was no contradiction.
+    #[test]
+    fn another_policy_is_told_once() {
+        let (host, pid, tid) = (HostRoot::default(), std::process::id(), Tid::current());
+        let of = |policies| FoundThreads {
+            host: host.clone(),
+            pid,
+            threads: vec![HostThread::of_process(&host, pid, tid).unwrap()],
+            borrowed: Vec::new(),
+            pins: Vec::new(),
+            policies,
+            has_told: Cell::new(false),
+            of_vcpus: vec![Some(tid)],
+            ends: Vec::new(),
+        };
+        let found = of(vec![(VcpuId(1), Some(RtPolicy::Fifo(1)))]);
+        let line = found.other_policy().unwrap();
+        let said = format!("process {pid}: vCPU 1 is not real-time since it is served");
+        assert!(line.starts_with(&said), "{line}");
+        assert_eq!(found.other_policy(), None);
+        assert_eq!(of(vec![(VcpuId(1), None)]).other_policy(), None);
+        assert_eq!(of(Vec::new()).other_policy(), None);
     }
 }
