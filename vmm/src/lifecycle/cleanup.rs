@@ -15,6 +15,7 @@ use nix::{
 use vcpufreq_host::undo::{JournalEntry, KernelHost, LockedFile, UndoHost};
 use vcpufreq_host::{CgroupTree, GroupRecord, HostRoot, RaisedGroups};
 
+use crate::lifecycle::born_threads::put_back_born;
 use crate::lifecycle::record::{NoRecord, OwnerStatus, VmmRecord};
 use crate::lifecycle::record_names::{is_unfinished, pid_of};
 use crate::lifecycle::state::{self, StateDir};
@@ -156,6 +157,7 @@ impl<'a> Cleaner<'a> {
         let is_raised = |entry: &&JournalEntry| matches!(entry, JournalEntry::Raised(_));
         let rest = others.into_iter().filter(|entry| !is_raised(entry));
         self.undo(rest, &[], (cleaned, &mut left));
+        put_back_born(self.host, record);
         match dir.raised_by_others(self.host, record, OwnerStatus::InUse) {
             Ok(needed) => {
                 let raised = JournalEntry::Raised(raised);

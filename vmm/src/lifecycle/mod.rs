@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a VMM makes on its host: on record before it is there, and removed however the VMM ends.
 
+mod born_threads;
 pub mod cleanup;
 pub mod guard;
 pub mod guardian;
