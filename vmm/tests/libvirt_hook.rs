@@ -10,7 +10,7 @@
 //!   started. One of another tree, or with the device too, is refused.
 //! - If the socket can't be started, the hook fails, and libvirt doesn't start the domain.
 //! - The host is prepared before the first real-time domain, and restored after the last one. A host that
-//!   was prepared by hand stays so. If it can't be prepared, one line says so, and libvirt doesn't start
+//!   was prepared by hand stays so, also while such a domain runs. If it can't be prepared, one line says so, and libvirt doesn't start
 //!   the domain. Other domains have nothing to do with that.
 
 #![allow(clippy::unwrap_used)]
@@ -329,6 +329,10 @@ fn what_makes_a_domain_real_time() {
         (&batch, "", false),
         (&round_robin, "", true),
         (DOMAIN, "[vcpu.1]\n  rt = 'fifo:1'\n", true),
+        (DOMAIN, "vcpu.1.rt = 'fifo:1'\n", true),
+        (DOMAIN, "vcpu.1 = {pin = 3, rt = 'fifo:1'}\n", true),
+        (DOMAIN, "[vcpu]\n1 = {rt='fifo:1'}\n", true),
+        (DOMAIN, "vcpu.1.pin = 3 # vcpu.1.rt = 'fifo:1'\n", false),
     ] {
         fs::write(&options, toml).unwrap();
         let calls = host.call("NAME", PREPARE, xml).calls;
@@ -363,6 +367,27 @@ fn a_host_that_was_prepared_by_hand_stays_so() {
     fs::remove_file(host.record()).unwrap();
     let again = silent(&[&host.apply(), &start]);
     assert_eq!(host.call("NAME", PREPARE, &real_time()), again);
+}
+
+// What the hook had applied was restored by hand, and something else was applied.
+#[test]
+fn what_was_applied_by_hand_meanwhile_stays() {
+    let host = Host::with_rt();
+    let [start, stop] =
+        ["start", "stop"].map(|how| format!("systemctl {how} vcpufreq-serve@NAME.socket"));
+    let applied = silent(&[&host.apply(), &start]);
+    assert_eq!(host.call("NAME", PREPARE, &real_time()), applied);
+    fs::remove_file(host.record()).unwrap();
+    // Even with the inode of the first.
+    let record = fs::File::create(host.record()).unwrap();
+    let later = SystemTime::now() + Duration::from_secs(60);
+    record.set_modified(later).unwrap();
+    assert_eq!(host.call("NAME", RELEASE, &real_time()), silent(&[&stop]));
+    // By hand or not, the next one begins anew.
+    fs::remove_file(host.record()).unwrap();
+    assert_eq!(host.call("NAME", PREPARE, &real_time()), applied);
+    let restored = silent(&[&stop, RESTORE]);
+    assert_eq!(host.call("NAME", RELEASE, &real_time()), restored);
 }
 
 #[test]
