@@ -23,6 +23,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// # Errors
 /// When it isn't, and what to do; or `vmm` has ended, or a signal asks this program to.
 pub fn wait_for_lock(host: &HostRoot, vmm: &ServedVmm) -> anyhow::Result<()> {
+    wait_while_busy(host, vmm, IDLE)
+}
+
+/// The same of one that does nothing for so long.
+fn wait_while_busy(host: &HostRoot, vmm: &ServedVmm, idle: Duration) -> anyhow::Result<()> {
     let mut last = (vmm.worked(host), Instant::now());
     let what = format!("for process {} to lock its memory", vmm.pid());
     let locked = patiently(AT_MOST, &what, |part| {
@@ -38,7 +43,7 @@ pub fn wait_for_lock(host: &HostRoot, vmm: &ServedVmm) -> anyhow::Result<()> {
         if part.is_ready(&ends, LOOK_EVERY)? {
             bail!("it has ended");
         }
-        Ok((last.1.elapsed() > IDLE).then_some(false))
+        Ok((last.1.elapsed() > idle).then_some(false))
     });
     if locked? != Some(true) {
         bail!(
@@ -146,6 +151,25 @@ mod tests {
             assert_eq!(line.is_err(), refused, "{mappings:?}: {line:?}");
             let cure = "give QEMU -overcommit mem-lock=on instead";
             assert!(line.err().is_none_or(|line| line.contains(cure)));
+        }
+    }
+
+    #[test]
+    fn memory_that_stays_unlocked_is_refused() {
+        let (host, pid) = (FakeHost::empty(), std::process::id());
+        let (own, _other) = UnixStream::pair().unwrap();
+        let vmm = ServedVmm::child(Connection::resumed(own), pid).unwrap();
+        for (locked, refused) in [(0, true), (512, true), (900, false)] {
+            let status = format!("VmLck:\t {locked} kB\nVmRSS:\t 700 kB\n");
+            host.write(&format!("proc/{pid}/status"), status);
+            let waited = wait_while_busy(&host.root(), &vmm, Duration::ZERO);
+            let line = waited.map_err(|why| why.to_string()).err();
+            assert_eq!(line.is_some(), refused, "{locked}: {line:?}");
+            let line = line.unwrap_or_default();
+            for cure in ["QEMU -overcommit mem-lock=on", "<locked/>"] {
+                assert_eq!(line.contains(cure), refused, "{line}");
+            }
+            assert!(line.lines().count() <= 1);
         }
     }
 
