@@ -47,9 +47,16 @@ Exit codes:
      cause and the next step
   128 and a signal's number: the program was ended by that signal";
 
+const SERVE_HELP: &str = "\
+Exit codes:
+  0  done
+  2  error: one line on stderr with the cause and the next step
+  3  a VM with registers in its RAM is refused";
+
 const QEMU_HELP: &str = "\
 The exit code is QEMU's, or 128 and the signal that ended it; 2 when QEMU was
-not started, with one line on stderr.";
+not started, with one line on stderr, or when a guest is refused that is a
+real-time one or has registers in its RAM.";
 
 const SCX_HELP: &str = "\
 Exit codes:
@@ -101,7 +108,7 @@ pub enum Command {
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
     /// Serve the VM of another program, as QEMU's with ivshmem-doorbell
-    #[command(after_help = EXIT_CODES)]
+    #[command(after_help = SERVE_HELP)]
     Serve(Box<ServeArgs>),
     /// Run QEMU with the bridge: name it and its options behind --
     #[command(after_help = QEMU_HELP)]
