@@ -130,7 +130,7 @@ fn each_row_of_tuned_toml_is_of_kvm_rt_or_has_a_reason() {
         let of = |row: &toml::Value| row["of"].as_array().unwrap().contains(&profile.into());
         assert!(rows.iter().any(of), "{profile}");
     }
-    assert!(rows.len() > 44, "{}", rows.len());
+    assert!(rows.len() > 45, "{}", rows.len());
 }
 
 #[test]
