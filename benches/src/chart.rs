@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::picture::{Anchor, Drawing, LETTER, MARGIN, Scale, Stroke, pictures};
 
-/// A variant's name and its stroke, which differs from the others' without colour too.
+/// A variant's name and its stroke, which differs from the others' without colour too. What has no
+/// stroke here has one of [`OTHERS`].
 const LINES: [(&str, Stroke); 5] = [
     ("host", stroke("#444444", "2 3", 2.0)),
     ("vm", stroke("#b45309", "9 5", 2.0)),
@@ -16,6 +17,16 @@ const LINES: [(&str, Stroke); 5] = [
     ("max", stroke("#15803d", "12 4 2 4", 2.0)),
     ("scx", stroke("#9333ea", "6 2 1 2", 2.0)),
 ];
+
+/// Strokes of other variants, in the report's order; more of those begin again, wider.
+const OTHERS: [Stroke; 5] = [
+    stroke("#be123c", "1 2", 2.0),
+    stroke("#0e7490", "4 4", 2.0),
+    stroke("#4d7c0f", "16 4", 2.0),
+    stroke("#a21caf", "9 3 2 3 2 3", 2.0),
+    stroke("#7c2d12", "14 3 4 3", 2.0),
+];
+const WIDER: f64 = 2.0;
 
 const fn stroke(colour: &'static str, dashes: &'static str, width: f64) -> Stroke {
     Stroke {
@@ -87,11 +98,7 @@ pub fn chart(report: &Value, title: &str) -> String {
         };
         let plane = Plane { times, top_khz };
         plane.axes(picture);
-        let there = LINES.iter().filter_map(|(name, stroke)| {
-            let one = lines.iter().find(|one| one["variant"] == *name)?;
-            Some((*name, *stroke, &one["lines"]))
-        });
-        let there: Vec<_> = there.collect();
+        let there = strokes(&lines);
         // The dots of the host's line are seen on the others.
         for (_, stroke, lines) in there.iter().rev() {
             plane.variant(picture, lines, *stroke);
@@ -103,6 +110,27 @@ pub fn chart(report: &Value, title: &str) -> String {
         }
         y + 4.0
     })
+}
+
+/// Each line's name, stroke and points: those that [`LINES`] names first.
+fn strokes<'a>(lines: &[&'a Value]) -> Vec<(&'a str, Stroke, &'a Value)> {
+    let named = LINES.iter().filter_map(|(name, stroke)| {
+        let one = lines.iter().find(|one| one["variant"] == *name)?;
+        Some((*name, *stroke, &one["lines"]))
+    });
+    let is_named = |name: &str| LINES.iter().any(|(of, _)| *of == name);
+    let all = lines.iter();
+    let all = all.map(|one| (one["variant"].as_str().unwrap_or("?"), &one["lines"]));
+    let widths = std::iter::successors(Some(0.0), |wider| Some(wider + WIDER));
+    let strokes = widths.flat_map(|wider| {
+        OTHERS.map(|of| Stroke {
+            width: of.width + wider,
+            ..of
+        })
+    });
+    let others = all.filter(|(name, _)| !is_named(name)).zip(strokes);
+    let others = others.map(|((name, lines), stroke)| (name, stroke, lines));
+    named.chain(others).collect()
 }
 
 /// Where times and frequencies lie.
@@ -204,4 +232,42 @@ fn capacity(report: &Value, cpu: f64) -> f64 {
     own.next()
         .and_then(|cluster| cluster["capacity"].as_f64())
         .unwrap_or(1024.0)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: each variant of a report has a line, which differs from the others' without colour.
+
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::variant::Variant;
+
+    #[test]
+    fn each_variant_has_a_line_of_its_own() {
+        let one = |name: &str| {
+            json!({ "title": "ramp", "variant": name, "lines": {
+                "placement": [], "frequency": [[0, 1]], "requests": [], "end_us": 1000 } })
+        };
+        let names = Variant::ALL.map(Variant::name);
+        let series: Vec<_> = names.iter().copied().chain(["a < b"]).map(one).collect();
+        let report = json!({ "series": series });
+        let lines: Vec<_> = series.iter().collect();
+        let strokes = strokes(&lines);
+        let differ = |of: &Stroke| format!("{} {}", of.dashes, of.width);
+        let looks: BTreeSet<_> = strokes.iter().map(|(_, of, _)| differ(of)).collect();
+        assert_eq!((strokes.len(), looks.len()), (16, 16));
+        let html = chart(&report, "ramp");
+        // Once for a page and once for a phone.
+        assert_eq!(html.matches("<path").count(), 2 * 16, "{html}");
+        for name in names.into_iter().chain(["a &lt; b"]) {
+            assert_eq!(
+                html.matches(&format!(">{name}</text>")).count(),
+                2,
+                "{name}"
+            );
+        }
+    }
 }
