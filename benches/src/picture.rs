@@ -166,8 +166,7 @@ impl Scale {
     ) {
         let room = ((self.ends.1 - self.ends.0) / MARK_SPACE).max(1.0);
         let span = (self.values.1 - self.values.0) / per;
-        let step = step(span, room);
-        let digits = usize::from(step < 1.0);
+        let (step, digits) = step(span, room);
         // Not -0.
         let mut number = (self.values.0 / per / step).ceil() * step + 0.0;
         while number * per <= self.values.1 {
@@ -180,16 +179,20 @@ impl Scale {
     }
 }
 
-/// The least of 1, 2, 5, 10 and so on, or a tenth of one, by which a span has at most so many steps.
-fn step(span: f64, most: f64) -> f64 {
-    let mut unit = 0.1;
+/// The least of 1, 2, 5, 10 and so on, or a tenth of one, by which a span has at most so many steps,
+/// and its digits behind the point. Of a short span the least are hundredths, and so on: it has a mark.
+fn step(span: f64, most: f64) -> (f64, usize) {
+    let (mut unit, mut digits) = (0.1, 1);
+    while span < 2.0 * unit && digits < 6 {
+        (unit, digits) = (unit / 10.0, digits + 1);
+    }
     loop {
         for step in [unit, 2.0 * unit, 5.0 * unit] {
             if span / step <= most {
-                return step;
+                return (step, digits);
             }
         }
-        unit *= 10.0;
+        (unit, digits) = (unit * 10.0, digits.saturating_sub(1));
     }
 }
 
@@ -232,6 +235,11 @@ mod tests {
             (360.0, 110_200.0, 110_900.0),
             (900.0, -50_000.0, 2_000_000.0),
             (360.0, 0.0, 800.0),
+            // Draws that are all 550 us.
+            (360.0, 528.0, 551.1),
+            (900.0, 528.0, 551.1),
+            (360.0, 0.0, 200.0),
+            (360.0, 0.0, 199.0),
         ] {
             let scale = Scale {
                 values: (from, to),
