@@ -85,10 +85,12 @@ fn verdict(report: &Value) -> String {
     let (all, failed) = (held + broken, rows(report, "failures").count());
     let mut text = match (all, broken, failed) {
         (_, 1.., _) => verdict_line("Not held", &format!("{broken} of {all} bounds do not hold")),
-        (_, _, 1..) => verdict_line(
-            "Not complete",
-            &format!("{failed} parts failed; of the others, {held} of {all} bounds hold"),
-        ),
+        (_, _, 1..) => {
+            let parts = if failed == 1 { "part" } else { "parts" };
+            let why =
+                format!("{failed} {parts} failed; of the others, {held} of {all} bounds hold");
+            verdict_line("Not complete", &why)
+        }
         (0, ..) => verdict_line("No bound", "this run has no figures that one is set for"),
         _ => verdict_line("Held", &format!("{held} of {all} bounds hold")),
     };
@@ -351,7 +353,7 @@ mod tests {
             ">host</text>\n<line x1=\"26.0\" y1=\"299.0\" x2=\"72.0\"",
             "vm is a guest without the bridge",
             "CPUs 0, 1: capacity 1024, 1.00 to 2.00 GHz",
-            "<b>Not complete</b>: 1 parts failed",
+            "<b>Not complete</b>: 1 part failed",
             "<h3>to_fmax</h3>",
             "<th>host, pCPU</th><th>host, requests</th>",
             "<tr><td>none</td><td>-</td><td>25.0</td></tr>",
@@ -393,6 +395,18 @@ mod tests {
         assert!(at.is_sorted(), "{at:?}");
         let none = report(&parts, None);
         assert!(none.contains("<b>Not measured</b>"), "{none}");
+    }
+
+    #[test]
+    fn the_verdict_counts_the_parts_that_failed() {
+        let mut report = bench_report(&[row("host", Some(1))]);
+        let failure = report["failures"][0].clone();
+        report["failures"] = json!([failure, failure]);
+        let page = bench(&report);
+        assert!(
+            page.contains("<b>Not complete</b>: 2 parts failed"),
+            "{page}"
+        );
     }
 
     #[test]
