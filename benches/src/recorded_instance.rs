@@ -45,13 +45,13 @@ impl RecordedInstance {
         })
     }
 
-    /// The same for a program that is no bench, whose signals remove it from now on. To be called
-    /// before other threads are started.
+    /// The same for a program that is no bench, whose signals remove it from now on. Removes what
+    /// killed ones left. To be called before other threads are started.
     ///
     /// # Errors
     /// The same; the kernel's.
     pub fn alone(kib: u32) -> Result<Self> {
-        undo::heed_signals()?;
+        undo::begin_beside_others()?;
         Self::create(kib)
     }
 

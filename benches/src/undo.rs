@@ -215,18 +215,22 @@ pub fn begin() -> Result<()> {
         return Ok(());
     }
     alone()?;
-    for left in undo_killed().1 {
-        say(&left);
-    }
-    heed_signals()
+    begin_beside_others()
 }
 
-/// Has a signal undo all before it ends a program that measures nothing.
+/// The same for a program that measures nothing, beside which others may run.
 ///
 /// # Errors
 /// The kernel's.
-pub fn heed_signals() -> Result<()> {
-    on_signals().context("waiting for signals")
+pub fn begin_beside_others() -> Result<()> {
+    begin_on(&KernelHost::default(), on_signals)
+}
+
+fn begin_on(host: &KernelHost, heed_signals: impl FnOnce() -> Result<()>) -> Result<()> {
+    for left in of_killed(host).1 {
+        say(&left);
+    }
+    heed_signals().context("waiting for signals")
 }
 
 /// Keeps another bench from this host, whose governors and limits it would measure and put back.

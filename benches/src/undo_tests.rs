@@ -83,6 +83,26 @@ fn what_a_killed_bench_changed_is_put_back() {
 }
 
 #[test]
+fn the_next_one_removes_an_instance_that_a_killed_one_left() {
+    let (fake, host) = host(vec![folder(FOLDER)]);
+    let real = fake.root().path(FOLDER);
+    fs::create_dir_all(&real).unwrap();
+    let began = || {
+        let mut heeded = false;
+        begin_on(&host, || {
+            heeded = true;
+            Ok(())
+        })
+        .unwrap();
+        assert!(heeded);
+        real.exists()
+    };
+    assert!(began(), "its process lives");
+    fake.remove("proc/7");
+    assert!(!began());
+}
+
+#[test]
 fn of_a_bench_that_lives_nothing_is_put_back() {
     let (fake, host) = host(vec![file(LIMIT, "600000")]);
     assert_eq!(of_killed(&host), (Vec::new(), Vec::new()));
