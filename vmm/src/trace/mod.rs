@@ -8,6 +8,7 @@
 //! ```
 //! Other tracing goes on, and tracefs is left as it was.
 
+mod cause;
 mod exits;
 mod timeline;
 

@@ -12,8 +12,8 @@ use vcpufreq_bench::{
 };
 use vcpufreq_device::SET_PERF_KHZ;
 
-use super::exits::reason_of;
-use crate::stats::{Stats, VcpuStats};
+use super::{cause::cause, exits::reason_of};
+use crate::stats::Stats;
 use vcpufreq_vm::layout::CPUFREQ_BASE;
 
 /// Groups of tracks, in the order in which they are shown.
@@ -287,33 +287,6 @@ fn mhz(khz: u32) -> f64 {
     f64::from(khz) / 1000.0
 }
 
-/// What the clamp of a vCPU is by: a program's tuning of its domain, an operator's policy, its guest's request beneath a cap
-/// of the host's policy, or its guest's request alone.
-fn cause(stats: &Stats, of: &VcpuStats) -> &'static str {
-    let is_member = |vcpu: u16| {
-        let mut vcpus = stats.vcpus.iter();
-        vcpus.any(|other| other.vcpu == vcpu && other.domain == of.domain)
-    };
-    let capped = |pcpu: u32| {
-        let mut policies = stats.policies.iter().filter(|of| of.capped_khz.is_some());
-        policies.any(|policy| {
-            let cpus = policy.cpus.parse::<vcpufreq_host::CpuList>();
-            cpus.is_ok_and(|cpus| cpus.contains(pcpu))
-        })
-    };
-    if stats.tunings.iter().any(|tuning| is_member(tuning.vcpu)) {
-        "tune"
-    } else if stats.decided_by.is_some() {
-        "policy"
-    } else if of.pcpu.is_some_and(capped) {
-        "guest, capped"
-    } else if of.asks_khz.is_some() {
-        "guest"
-    } else {
-        "none"
-    }
-}
-
 #[cfg(test)]
 mod tests {
     //! Promises: a vCPU's thread runs, waits and leaves its guest for as long as the kernel's events
@@ -321,7 +294,7 @@ mod tests {
     //! clamp has its cause; what is lost is named.
 
     use super::*;
-    use crate::stats::{DeciderStats, TuningStats};
+    use crate::stats::{DeciderStats, TuningStats, VcpuStats};
 
     const TEXT: &str = "# tracer: nop\n\
         \x20 x-7 [002] d..2. 1.000000: sched_switch: prev_comm=x prev_pid=7 prev_prio=120 prev_state=S ==> next_comm=vcpu1 next_pid=99 next_prio=120\n\
@@ -401,7 +374,7 @@ mod tests {
         let tuned = TuningStats {
             handle: 7,
             vcpu: 1,
-            floor_khz: Some(1_800_000),
+            floor_khz: Some(2_000_000),
             ..TuningStats::default()
         };
         let decided = Stats {
