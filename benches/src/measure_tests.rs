@@ -111,6 +111,7 @@ fn times_at_frequencies_add_up_to_the_load() {
     let request = |time_us, vcpu: u64, value| Mmio {
         time_us,
         cpu: 1,
+        len: 4,
         address: 0xa004 + 0x1000 * vcpu,
         value,
     };

@@ -115,8 +115,9 @@ impl RepeatEvents {
                 let mut write = Mmio::read(line)?;
                 // A ceiling or not, it requests a frequency.
                 write.value &= u64::from(SET_PERF_KHZ);
-                let request = is_set_perf(write.address, base).then_some(write);
-                self.requests.extend(request);
+                if requesting_vcpu(&write, base).is_some() {
+                    self.requests.push(write);
+                }
             }
             _ => (),
         }
@@ -124,16 +125,14 @@ impl RepeatEvents {
     }
 }
 
-fn is_set_perf(address: u64, base: u64) -> bool {
-    requesting_vcpu(address, base).is_some()
-}
-
-/// The vCPU whose set_perf is at `address`, of a VM with the cpufreq registers at `base`.
+/// The vCPU whose set_perf a write is to, of a VM with the cpufreq registers at `base`. One of another
+/// width is none to a register.
 #[must_use]
-pub fn requesting_vcpu(address: u64, base: u64) -> Option<u64> {
-    let offset = address.checked_sub(base)?;
-    let vcpu = offset / REGION_STRIDE;
-    (offset % REGION_STRIDE == REG_SET_PERF && vcpu < MAX_VCPUS as u64).then_some(vcpu)
+pub fn requesting_vcpu(write: &Mmio, base: u64) -> Option<u16> {
+    let offset = write.address.checked_sub(base)?;
+    let vcpu = u16::try_from(offset / REGION_STRIDE).ok()?;
+    let is_set_perf = offset % REGION_STRIDE == REG_SET_PERF && write.len == 4;
+    (is_set_perf && usize::from(vcpu) < MAX_VCPUS).then_some(vcpu)
 }
 
 #[cfg(test)]
@@ -145,6 +144,7 @@ mod tests {
     const TEXT: &str = "# tracer: nop\n\
         \x20 vcpu2-99 [002] d.h2. 12.004000: cpu_frequency: state=1700000 cpu_id=2\n\
         \x20 vcpu2-99 [002] ..... 12.004100: kvm_mmio: mmio write len 4 gpa 0xa002004 val 0x2ab980\n\
+        \x20 vcpu2-99 [002] ..... 12.004150: kvm_mmio: mmio write len 1 gpa 0xa002004 val 0x40\n\
         \x20 vcpu2-99 [002] ..... 12.004200: kvm_mmio: mmio write len 1 gpa 0x9000000 val 0x40\n";
 
     #[test]

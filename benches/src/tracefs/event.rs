@@ -36,6 +36,8 @@ pub struct Mmio {
     pub time_us: u64,
     /// The pCPU that the vCPU was on.
     pub cpu: u32,
+    /// How many bytes it has.
+    pub len: u32,
     /// Guest-physical address.
     pub address: u64,
     /// What the guest has read or written.
@@ -81,6 +83,7 @@ impl Mmio {
         Ok(Self {
             time_us: line.time_us,
             cpu: line.cpu,
+            len: line.known(line.behind("len")?.parse().ok())?,
             address: line.hex("gpa")?,
             value: line.hex("val")?,
         })
@@ -119,6 +122,7 @@ mod tests {
         let read = Mmio {
             time_us: 1_000_002,
             cpu: 2,
+            len: 4,
             address: 0xa00_1000,
             value: 1_800_000,
         };

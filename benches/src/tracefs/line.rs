@@ -65,12 +65,14 @@ impl<'a> TraceLine<'a> {
 
     /// The number in `NAME 0xNUMBER`.
     pub fn hex(&self, name: &str) -> Result<u64> {
-        let mut words = self
-            .tail
-            .split_whitespace()
-            .skip_while(|word| *word != name);
-        let digits = words.nth(1).and_then(|word| word.strip_prefix("0x"));
+        let digits = self.behind(name)?.strip_prefix("0x");
         u64::from_str_radix(self.known(digits)?, 16).with_context(|| self.wrong())
+    }
+
+    /// The word in `NAME WORD`.
+    pub fn behind(&self, name: &str) -> Result<&'a str> {
+        let mut words = self.tail.split_whitespace();
+        self.known(words.find(|word| *word == name).and_then(|_| words.next()))
     }
 
     /// What an event of this kind always has.

@@ -23,8 +23,9 @@ use std::{
 use anyhow::{Context, bail};
 use clap::Args;
 use vcpufreq_bench::{RecordedInstance, has_event};
+use vcpufreq_host::monotonic_ns;
 
-use self::timeline::Timeline;
+use self::timeline::{Recording, Timeline};
 use crate::{
     lifecycle::state::StateDir,
     message::warn,
@@ -40,7 +41,8 @@ const NEEDED: [&str; 3] = [
     "sched/sched_wakeup",
 ];
 /// A kernel without KVM's events shows neither requests nor exits.
-const WISHED: [&str; 3] = ["kvm/kvm_mmio", "kvm/kvm_exit", "kvm/kvm_entry"];
+const WISHED: [&str; 3] = [ACCESSES, "kvm/kvm_exit", "kvm/kvm_entry"];
+const ACCESSES: &str = "kvm/kvm_mmio";
 /// Between two looks at the VMM's stats.
 const SAMPLE: Duration = Duration::from_millis(20);
 
@@ -84,10 +86,16 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
         .open(&args.out);
     let file = file.with_context(|| format!("can't write {shown}; name another file"))?;
     own.instance().start()?;
+    let since_us = monotonic_ns() / 1000;
     let samples = sample(&socket, args.lasts.0);
     own.instance().pause()?;
     let lost = own.instance().lost()?;
-    let mut timeline = Timeline::new(&first);
+    let recording = Recording {
+        since_us,
+        lost,
+        accesses: has_event(ACCESSES),
+    };
+    let mut timeline = Timeline::new(&first, recording);
     timeline.read(&own.instance().text()?)?;
     drop(own);
     let samples = samples?;
@@ -96,7 +104,7 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
         file.set_len(0)?;
     }
     let mut out = BufWriter::new(file);
-    serde_json::to_writer(&mut out, &timeline.finish(lost))
+    serde_json::to_writer(&mut out, &timeline.finish())
         .map_err(std::io::Error::from)
         .and_then(|()| out.flush())
         .with_context(|| format!("can't write {shown}; make room"))?;

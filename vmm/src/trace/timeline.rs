@@ -2,7 +2,7 @@
 //! Events as the Trace Event Format has them: slices of vCPUs' threads and exits, counters, and marks.
 //! Times are CLOCK_MONOTONIC, in µs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use vcpufreq_bench::{
 use vcpufreq_device::SET_PERF_KHZ;
 
 use super::{cause::cause, exits::reason_of};
-use crate::stats::Stats;
+use crate::{path::Path, stats::Stats};
 use vcpufreq_vm::layout::CPUFREQ_BASE;
 
 /// Groups of tracks, in the order in which they are shown.
@@ -28,9 +28,22 @@ const GROUPS: [(u32, &str); 4] = [
     (HOST, "pCPUs"),
 ];
 
+/// How the host's trace was recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Recording {
+    /// Since when; its first sample is taken then, too.
+    pub since_us: u64,
+    /// Events that are missing.
+    pub lost: u64,
+    /// Whether it has guests' accesses that exit.
+    pub accesses: bool,
+}
+
 /// What a vCPU's thread does.
 #[derive(Clone, Debug, Default)]
 struct VcpuTrack {
+    /// An event was about it.
+    seen: bool,
     /// Since when it runs, and where.
     runs: Option<(u64, u32)>,
     /// Since when it waits for a pCPU.
@@ -41,24 +54,36 @@ struct VcpuTrack {
     clamp: Option<((u16, u16), &'static str)>,
 }
 
+/// A pCPU's frequency at one moment.
+type KhzAt = (u64, u32);
+
 /// What has happened, in the order in which it was added.
 pub struct Timeline {
     pid: u32,
+    recording: Recording,
     /// By number of its thread.
     vcpus: BTreeMap<i32, u16>,
     states: BTreeMap<u16, VcpuTrack>,
     events: Vec<Value>,
-    /// Requests by vCPU.
-    requests: BTreeMap<u16, u64>,
+    /// Requests by vCPU; `None` of one whose requests the trace doesn't have.
+    requests: BTreeMap<u16, Option<u64>>,
+    /// By pCPU, of any VM.
+    changes: BTreeMap<u32, Vec<KhzAt>>,
+    /// Of the VM's pCPUs the first one that the VMM has seen.
+    sampled: BTreeMap<u32, KhzAt>,
+    /// Where its vCPUs ran.
+    pcpus: BTreeSet<u32>,
     tuned: Vec<u64>,
     last_us: u64,
 }
 
 impl Timeline {
     /// An empty one of the VM that has these stats.
-    pub fn new(stats: &Stats) -> Self {
+    pub fn new(stats: &Stats, recording: Recording) -> Self {
+        let requests = recording.accesses.then_some(0);
         let mut timeline = Self {
             pid: stats.pid,
+            recording,
             vcpus: stats
                 .vcpus
                 .iter()
@@ -66,7 +91,10 @@ impl Timeline {
                 .collect(),
             states: BTreeMap::new(),
             events: Vec::new(),
-            requests: BTreeMap::new(),
+            requests: stats.vcpus.iter().map(|of| (of.vcpu, requests)).collect(),
+            changes: BTreeMap::new(),
+            sampled: BTreeMap::new(),
+            pcpus: BTreeSet::new(),
             tuned: Vec::new(),
             last_us: 0,
         };
@@ -99,15 +127,12 @@ impl Timeline {
     pub fn read(&mut self, text: &str) -> anyhow::Result<()> {
         for line in events(text) {
             self.last_us = self.last_us.max(line.time_us);
+            self.see_thread(&line);
             match line.event {
                 "cpu_frequency" => {
                     let event = FrequencyEvent::read(&line)?;
-                    let name = format!("pCPU {}", event.cpu);
-                    self.counter(
-                        (HOST, event.time_us),
-                        &name,
-                        json!({ "MHz": mhz(event.khz) }),
-                    );
+                    let changes = self.changes.entry(event.cpu).or_default();
+                    changes.push((event.time_us, event.khz));
                 }
                 "sched_switch" => self.switched(&line)?,
                 "sched_wakeup" => {
@@ -142,6 +167,21 @@ impl Timeline {
         self.states.entry(vcpu).or_default()
     }
 
+    /// A thread whose first event is on its own time has run since the trace began: what brought it
+    /// onto the pCPU would be an event too.
+    fn see_thread(&mut self, line: &TraceLine) {
+        let Some(vcpu) = self.own(line.tid()) else {
+            return;
+        };
+        self.pcpus.insert(line.cpu);
+        let Recording { since_us, lost, .. } = self.recording;
+        let state = self.state(vcpu);
+        let first = !std::mem::replace(&mut state.seen, true);
+        if first && lost == 0 {
+            state.runs = Some((since_us.min(line.time_us), line.cpu));
+        }
+    }
+
     fn switched(&mut self, line: &TraceLine) -> anyhow::Result<()> {
         let switch = Switch::read(line)?;
         let us = switch.time_us;
@@ -159,7 +199,9 @@ impl Timeline {
             if let Some(since) = self.state(vcpu).waits.take() {
                 self.slice((THREADS, vcpu), "waiting", (since, us));
             }
-            self.state(vcpu).runs = Some((us, switch.cpu));
+            self.pcpus.insert(switch.cpu);
+            let state = self.state(vcpu);
+            (state.seen, state.runs) = (true, Some((us, switch.cpu)));
         }
         Ok(())
     }
@@ -174,6 +216,7 @@ impl Timeline {
     fn woken(&mut self, tid: i32, us: u64) {
         if let Some(vcpu) = self.own(Some(tid)) {
             let state = self.state(vcpu);
+            state.seen = true;
             if state.runs.is_none() {
                 state.waits.get_or_insert(us);
             }
@@ -191,11 +234,14 @@ impl Timeline {
             return Ok(());
         }
         let write = Mmio::read(line)?;
-        let vcpu = requesting_vcpu(write.address, CPUFREQ_BASE);
-        let Some(vcpu) = vcpu.and_then(|vcpu| u16::try_from(vcpu).ok()) else {
+        let Some(vcpu) = requesting_vcpu(&write, CPUFREQ_BASE) else {
             return Ok(());
         };
-        *self.requests.entry(vcpu).or_default() += 1;
+        // Behind the last vCPU's page it is none, as in the stats.
+        let Some(requests) = self.requests.get_mut(&vcpu) else {
+            return Ok(());
+        };
+        *requests = requests.map(|requests| requests + 1);
         let khz = u32::try_from(write.value).unwrap_or(u32::MAX) & SET_PERF_KHZ;
         let name = format!("requests {} MHz", mhz(khz));
         self.mark(
@@ -213,6 +259,13 @@ impl Timeline {
         let us = stats.at_ns / 1000;
         self.last_us = self.last_us.max(us);
         for of in &stats.vcpus {
+            if let (Some(pcpu), Some(khz)) = (of.pcpu, of.pcpu_khz) {
+                self.sampled.entry(pcpu).or_insert((us, khz));
+            }
+            // Its guest stores into memory, which no trace sees.
+            if matches!(of.path, Path::Shm | Path::Ram) {
+                self.requests.insert(of.vcpu, None);
+            }
             let (min, max) = of.uclamp;
             let clamp = json!({ "min": min, "max": max });
             self.counter((CLAMPS, us), &format!("vCPU {} uclamp", of.vcpu), clamp);
@@ -231,6 +284,27 @@ impl Timeline {
                     "process": tuning.client,
                 });
                 self.mark((THREADS, tuning.vcpu), "tuned", (us, details));
+            }
+        }
+    }
+
+    /// The counters of the VM's pCPUs.
+    fn add_frequencies(&mut self) {
+        let first_us = self.sampled.values().map(|(us, _)| *us).min();
+        let sampled = std::mem::take(&mut self.sampled);
+        self.pcpus.extend(sampled.keys());
+        for pcpu in std::mem::take(&mut self.pcpus) {
+            let changes = self.changes.remove(&pcpu).unwrap_or_default();
+            let unchanged = |(us, _): &KhzAt| changes.first().is_none_or(|first| *us < first.0);
+            let sampled = sampled.get(&pcpu).copied().filter(unchanged);
+            let at_first = sampled.map(|(us, khz)| match Some(us) == first_us {
+                // The first sample is taken as the trace begins.
+                true => (us.min(self.recording.since_us), khz),
+                false => (us, khz),
+            });
+            let name = format!("pCPU {pcpu}");
+            for (us, khz) in at_first.into_iter().chain(changes) {
+                self.counter((HOST, us), &name, json!({ "MHz": mhz(khz) }));
             }
         }
     }
@@ -254,8 +328,9 @@ impl Timeline {
         }));
     }
 
-    /// All of it, of which `lost` events are missing. What goes on ends with the trace.
-    pub fn finish(mut self, lost: u64) -> Value {
+    /// All of it. What goes on ends with the trace.
+    pub fn finish(mut self) -> Value {
+        self.add_frequencies();
         let (vcpus, end): (Vec<u16>, _) = (self.states.keys().copied().collect(), self.last_us);
         for vcpu in vcpus {
             self.stopped(vcpu, end);
@@ -265,13 +340,14 @@ impl Timeline {
             }
         }
         let requests = self.requests.iter();
-        let requests: BTreeMap<String, u64> =
+        let requests: BTreeMap<String, Option<u64>> =
             requests.map(|(vcpu, n)| (vcpu.to_string(), *n)).collect();
         json!({
             "traceEvents": self.events,
             "displayTimeUnit": "ms",
             "otherData": {
-                "process": self.pid, "clock": "CLOCK_MONOTONIC", "lost_events": lost,
+                "process": self.pid, "clock": "CLOCK_MONOTONIC",
+                "lost_events": self.recording.lost,
                 "requests_by_vcpu": requests,
             },
         })
@@ -290,8 +366,9 @@ fn mhz(khz: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     //! Promises: a vCPU's thread runs, waits and leaves its guest for as long as the kernel's events
-    //! have it; other threads and other VMs' requests aren't there; requests are counted by vCPU; a
-    //! clamp has its cause; what is lost is named.
+    //! have it, also from the start; other threads, other VMs' requests and other pCPUs aren't there;
+    //! requests are counted by vCPU as the stats count them, or not at all; a clamp has its cause; what
+    //! is lost is named.
 
     use super::*;
     use crate::stats::{DeciderStats, TuningStats, VcpuStats};
@@ -308,6 +385,12 @@ mod tests {
         \x20 vcpu1-99 [002] d..2. 1.000600: sched_switch: prev_comm=vcpu1 prev_pid=99 prev_prio=120 prev_state=S ==> next_comm=x next_pid=7 next_prio=120\n\
         \x20 x-7 [002] d..2. 1.000900: sched_wakeup: comm=a pid=x pid=99 prio=120 target_cpu=002\n\
         \x20 x-7 [002] d..2. 1.001000: cpu_frequency: state=600000 cpu_id=2\n";
+
+    const WHOLE: Recording = Recording {
+        since_us: 999_000,
+        lost: 0,
+        accesses: true,
+    };
 
     fn stats() -> Stats {
         let vcpu = |vcpu| VcpuStats {
@@ -349,9 +432,9 @@ mod tests {
 
     #[test]
     fn a_thread_runs_waits_and_leaves_its_guest() {
-        let mut timeline = Timeline::new(&stats());
+        let mut timeline = Timeline::new(&stats(), WHOLE);
         timeline.read(TEXT).unwrap();
-        let trace = timeline.finish(3);
+        let trace = timeline.finish();
         let threads = [
             ("on pCPU 2", 1_000_000, 300),
             ("waiting", 1_000_300, 200),
@@ -361,16 +444,126 @@ mod tests {
         assert_eq!(slices(&trace, THREADS), threads);
         assert_eq!(slices(&trace, EXITS), [("DABT_LOW", 1_000_100, 50)]);
         let other = &trace["otherData"];
-        assert_eq!(other["requests_by_vcpu"], json!({ "1": 1 }));
-        assert_eq!(other["lost_events"], 3);
+        assert_eq!(other["requests_by_vcpu"], json!({ "0": 0, "1": 1 }));
+        assert_eq!(other["lost_events"], 0);
         assert_eq!(marks(&trace), [(2, "requests 1800 MHz")]);
         let text = trace.to_string();
         assert_eq!(text.matches("\"name\":\"pCPU 2\"").count(), 2, "{text}");
     }
 
     #[test]
+    fn what_stats_count_as_no_request_is_none() {
+        let write = |offset: &str, len| {
+            format!(
+                " vcpu1-99 [002] ..... 1.000110: kvm_mmio: mmio write len {len} gpa 0xa00{offset} val 0x1b7740\n"
+            )
+        };
+        // Too narrow and too wide; another register; behind the last vCPU's page.
+        let others = [
+            ("1004", 1),
+            ("1004", 8),
+            ("1000", 4),
+            ("2004", 4),
+            ("7004", 4),
+        ];
+        let mut timeline = Timeline::new(&stats(), WHOLE);
+        for (offset, len) in others {
+            timeline.read(&write(offset, len)).unwrap();
+        }
+        timeline.read(&write("0004", 4)).unwrap();
+        let trace = timeline.finish();
+        assert_eq!(marks(&trace), [(1, "requests 1800 MHz")]);
+        let counted = &trace["otherData"]["requests_by_vcpu"];
+        assert_eq!(counted, &json!({ "0": 1, "1": 0 }));
+    }
+
+    #[test]
+    fn requests_that_no_trace_has_are_not_counted_as_none() {
+        let mut shared = stats();
+        shared.vcpus[0].path = Path::Shm;
+        let mut timeline = Timeline::new(&stats(), WHOLE);
+        timeline.read(TEXT).unwrap();
+        timeline.sample(&shared);
+        let trace = timeline.finish();
+        let counted = &trace["otherData"]["requests_by_vcpu"];
+        assert_eq!(counted, &json!({ "0": null, "1": 1 }));
+        // Of a kernel without KVM's events, of no vCPU.
+        let without = Recording {
+            accesses: false,
+            ..WHOLE
+        };
+        let trace = Timeline::new(&stats(), without).finish();
+        let counted = &trace["otherData"]["requests_by_vcpu"];
+        assert_eq!(counted, &json!({ "0": null, "1": null }));
+    }
+
+    #[test]
+    fn a_vcpu_that_runs_at_the_start_has_a_slice_from_there() {
+        let out = " vcpu0-98 [001] d..2. 1.000300: sched_switch: prev_comm=vcpu0 prev_pid=98 prev_prio=120 prev_state=S ==> next_comm=x next_pid=7 next_prio=120\n";
+        let exit =
+            " vcpu0-98 [001] d.... 1.000400: kvm_exit: IRQ: HSR_EC: 0x0000 (UNKNOWN), PC: 0x8\n";
+        let wake =
+            " x-7 [002] d..2. 1.000200: sched_wakeup: comm=vcpu0 pid=98 prio=120 target_cpu=001\n";
+        let ran = [("on pCPU 1", 999_000, 1300)];
+        let rows = [
+            (out.to_owned(), 0, &ran[..]),
+            // It is never switched out.
+            (exit.to_owned(), 0, &[("on pCPU 1", 999_000, 1400)]),
+            // Once it is away, it is.
+            (format!("{out}{out}"), 0, &ran),
+            (format!("{wake}{out}"), 0, &[]),
+            // What brought it there may be lost.
+            (out.to_owned(), 1, &[]),
+        ];
+        for (text, lost, expected) in rows {
+            let mut timeline = Timeline::new(&stats(), Recording { lost, ..WHOLE });
+            timeline.read(&text).unwrap();
+            let trace = timeline.finish();
+            let slices = slices(&trace, THREADS);
+            let ran: Vec<_> = slices.iter().filter(|of| of.0 != "waiting").collect();
+            assert_eq!(ran, Vec::from_iter(expected), "{text} {lost}");
+            assert_eq!(trace["otherData"]["lost_events"], lost);
+        }
+    }
+
+    /// Track, time and frequency of each counter of a pCPU.
+    fn frequencies(trace: &Value) -> Vec<(&str, u64, f64)> {
+        let events = trace["traceEvents"].as_array().unwrap().iter();
+        let counters = events.filter(|one| one["ph"] == "C" && one["pid"] == HOST);
+        let counters = counters.map(|one| {
+            let (name, us) = (one["name"].as_str().unwrap(), one["ts"].as_u64().unwrap());
+            (name, us, one["args"]["MHz"].as_f64().unwrap())
+        });
+        counters.collect()
+    }
+
+    #[test]
+    fn each_pcpu_of_the_vm_has_its_frequency_from_the_start() {
+        let at = |us: u64, pcpu, khz| {
+            let mut stats = stats();
+            stats.at_ns = us * 1000;
+            (stats.vcpus[0].pcpu, stats.vcpus[0].pcpu_khz) = (Some(pcpu), Some(khz));
+            stats
+        };
+        let other = " x-7 [002] d..2. 1.000250: cpu_frequency: state=900000 cpu_id=5\n";
+        let mut timeline = Timeline::new(&stats(), WHOLE);
+        timeline.read(&format!("{TEXT}{other}")).unwrap();
+        // pCPU 0 never changes, 3 is the vCPU's later, and 2 was known before.
+        for (us, pcpu) in [(999_010, 0), (1_000_300, 3), (1_000_320, 2), (1_000_340, 3)] {
+            timeline.sample(&at(us, pcpu, 600_000));
+        }
+        let expected = [
+            ("pCPU 0", 999_000, 600.0),
+            ("pCPU 2", 1_000_200, 1800.0),
+            ("pCPU 2", 1_001_000, 600.0),
+            ("pCPU 3", 1_000_300, 600.0),
+        ];
+        assert_eq!(frequencies(&timeline.finish()), expected);
+    }
+
+    #[test]
     fn a_clamp_has_its_cause() {
-        let mut timeline = Timeline::new(&stats());
+        let mut timeline = Timeline::new(&stats(), WHOLE);
         let tuned = TuningStats {
             handle: 7,
             vcpu: 1,
@@ -390,7 +583,7 @@ mod tests {
         for moment in moments {
             timeline.sample(&moment);
         }
-        let trace = timeline.finish(0);
+        let trace = timeline.finish();
         let expected = [
             (1, "uclamp 0 to 0, by guest"),
             (2, "uclamp 0 to 0, by guest"),
