@@ -7,7 +7,9 @@
 
 use std::time::Duration;
 
-use vcpufreq_device::{Clamp, ClampMode, DeviceConfig, DomainId, Khz, VcpuId, VcpuSpec, clamp};
+use vcpufreq_device::{
+    ActuateError, Clamp, ClampMode, DeviceConfig, DomainId, Khz, VcpuId, VcpuSpec, clamp,
+};
 
 /// How long a tuning may hold at most, unless it is extended.
 pub const TUNED_AT_MOST: Duration = Duration::from_secs(3600);
@@ -41,7 +43,7 @@ pub struct TuneRequest {
 /// A floor, a ceiling or both, in force until its time, its client or a call ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Its number, from 1 on; used once.
+    /// Its number, above 0; used once, also by a later VM of the same process.
     pub handle: u64,
     /// What is wanted.
     pub request: TuneRequest,
@@ -113,6 +115,9 @@ pub enum TuneError {
     /// The host clamps nothing.
     #[error("nothing clamps this VM's vCPUs: it runs with --actuator none")]
     NoClamps,
+    /// The host has clamped nothing.
+    #[error("nothing is tuned: {0}")]
+    NotClamped(ActuateError),
 }
 
 /// The tunings of a VM.
@@ -138,7 +143,8 @@ impl Tunings {
             return Err(TuneError::TooMany);
         }
         let until_ns = end(request.lasts, now_ns)?;
-        self.last += 1;
+        // A VM before this one behind the same socket had lower ones: it made less than one each µs.
+        self.last = (self.last + 1).max(now_ns / 1000);
         let tuning = Tuning {
             handle: self.last,
             request,
@@ -306,6 +312,19 @@ mod tests {
         }
         let again = tunings.add(&config(), (request(2, Some(256), None), CLIENT), 0);
         assert_eq!(again.unwrap().handle, 6);
+    }
+
+    // A program that ends its tuning late would end another one's.
+    #[test]
+    fn a_later_vm_has_other_handles() {
+        let made = |tunings: &mut Tunings, now_ns| {
+            let one = (request(0, Some(300), None), CLIENT);
+            tunings.add(&config(), one, now_ns).unwrap().handle
+        };
+        let (mut one, mut later) = (Tunings::default(), Tunings::default());
+        let handles = [5_000_000, 5_000_000, 5_000_900].map(|now_ns| made(&mut one, now_ns));
+        assert_eq!(handles, [5_000, 5_001, 5_002]);
+        assert_eq!(made(&mut later, 6_000_000), 6_000);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::domain::{Domain, Request};
 use crate::limit::{Bucket, Clock, Limit, Monotonic};
 use crate::pages::RegisterPages;
 use crate::policy::{self, Clamp};
-use crate::ports::{Actuator, Event, Events, Source};
+use crate::ports::{ActuateError, Actuator, Event, Events, Source};
 use crate::regs::{FEATURE_ANY_CPU, FEATURE_CEILING, FEATURE_PERF_CAP, WriteReg};
 use crate::sample_order::SampleOrder;
 use crate::units::{DomainId, Khz, VcpuId};
@@ -313,16 +313,18 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     /// Puts the newest request of the domain of `vcpu` into force again, or that there is none: its
-    /// bounds have changed. It counts as a request.
-    pub fn apply_bounds(&self, vcpu: VcpuId) {
-        let Some(page) = self.vcpus.get(vcpu.index()) else {
-            return;
-        };
+    /// bounds have changed. It counts as a request. What came of it; `None` if another thread puts
+    /// that domain's requests into force now, or there is no such vCPU.
+    ///
+    /// # Errors
+    /// As [`Actuator::apply`].
+    pub fn apply_bounds(&self, vcpu: VcpuId) -> Option<Result<(), ActuateError>> {
+        let page = self.vcpus.get(vcpu.index())?;
         let domain = &self.domains[page.domain];
         if let Some(request) = domain.renew_or_none(vcpu) {
             self.of(request).requests.bump();
         }
-        self.apply_pending(domain, self.clock.0.now_ns());
+        self.apply_pending(domain, self.clock.0.now_ns())
     }
 
     /// A guest's request: into force if there is a token for it, or when there is one.
@@ -330,7 +332,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         let now = self.clock.0.now_ns();
         if self.take_token(domain, request, now).is_ok() {
             self.publish(domain, request, now);
-            return self.apply_pending(domain, now);
+            self.apply_pending(domain, now);
+            return;
         }
         // It is no ceiling, also when it has one later: the guest has renewed that by then.
         let floor = Request::without_ceiling(request.vcpu, request.by, request.khz);
@@ -357,14 +360,18 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         self.apply_pending(domain, now);
     }
 
-    /// Puts requests into force that arrived at `now`, in ns of the clock.
-    fn apply_pending(&self, domain: &Domain, now: u64) {
+    /// Puts requests into force that arrived at `now`, in ns of the clock. What came of the last one;
+    /// `None` if another thread does it.
+    fn apply_pending(&self, domain: &Domain, now: u64) -> Option<Result<(), ActuateError>> {
+        let mut last = None;
         domain.apply_pending(|request, in_force| {
-            let in_force = self.enforce(domain, request, in_force);
-            let khz = in_force.map_or(Khz(0), |_| request.khz);
+            let applied = self.enforce(domain, request, in_force);
+            let khz = applied.map_or(Khz(0), |_| request.khz);
             self.in_force_since(request.vcpu, khz, now);
-            in_force
+            last = Some(applied.map(drop));
+            applied.ok()
         });
+        last
     }
 
     fn in_force_since(&self, vcpu: VcpuId, khz: Khz, since_ns: u64) {
@@ -390,7 +397,12 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     /// Puts `request` into force unless it is already; returns what is in force then.
-    fn enforce(&self, domain: &Domain, request: Request, in_force: Option<Clamp>) -> Option<Clamp> {
+    fn enforce(
+        &self,
+        domain: &Domain,
+        request: Request,
+        in_force: Option<Clamp>,
+    ) -> Result<Clamp, ActuateError> {
         let vcpu = request.vcpu;
         let clamp = self.clamp(request).within(domain.bounds());
         let domain = domain.id();
@@ -400,11 +412,11 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
                 domain,
                 clamp,
             });
-            return in_force;
+            return Ok(clamp);
         }
         let applied = self.actuator.apply(domain, clamp);
         self.count(&Event::outcome(vcpu, domain, clamp, applied));
-        applied.is_ok().then_some(clamp)
+        applied.map(|()| clamp)
     }
 
     fn clamp(&self, request: Request) -> Clamp {

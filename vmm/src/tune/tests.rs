@@ -2,23 +2,32 @@
 //! Promises, on a directory that stands for the host: a call's floor and ceiling are in the domain's
 //! cgroup; they go with their time, with a call, and with the client's connection, and others' stay. A
 //! call that isn't one changes nothing and has one line. A process that wants too much, or sends without
-//! an end, harms itself alone, over however many connections. Another user sets nothing.
+//! an end, harms itself alone, over however many connections. Another user sets nothing. What the host
+//! refuses is no tuning, and an end that it refuses is tried again.
 
 use std::{
+    fmt::Debug,
     fs,
-    io::{BufRead as _, BufReader, Write as _},
-    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    io::{self, BufRead as _, BufReader, Write as _},
+    os::unix::{
+        fs::{PermissionsExt as _, symlink},
+        net::UnixStream,
+    },
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU16, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
 use tempfile::TempDir;
 use vcpufreq_bridge::{Bridge, BridgeConfig, BridgeDevice, EventStats, Silent};
-use vcpufreq_device::{Device, DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec};
+use vcpufreq_device::{
+    Clamp, Device, DeviceConfig, DomainId, Khz, PerfTable, Util, VcpuId, VcpuSpec,
+};
 use vcpufreq_host::{
-    ActuatorKind, CgroupTree as _, HostActuator, HostRoot, Placement, SysfsSource, Tid,
-    fakes::DirTree,
+    ActuatorKind, CgroupTree, HostActuator, HostRoot, Placement, SysfsSource, Tid, fakes::DirTree,
 };
 
 use super::{
@@ -51,8 +60,51 @@ struct TuneScene {
     server: SocketThread,
 }
 
+/// Its domains' maximum takes no other value than the one that it has.
+#[derive(Default)]
+struct FullTree(DirTree);
+
+impl CgroupTree for FullTree {
+    fn make(&self, dir: &Path) -> io::Result<()> {
+        self.0.make(dir)?;
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        if !name.starts_with("domain") {
+            return Ok(());
+        }
+        let max = dir.join("cpu.uclamp.max");
+        fs::remove_file(&max)?;
+        symlink("/dev/full", max)
+    }
+
+    fn remove(&self, dir: &Path) -> io::Result<()> {
+        self.0.remove(dir)
+    }
+}
+
 impl TuneScene {
     fn new() -> Self {
+        Self::on(&DirTree::default(), |_| ())
+    }
+
+    /// Its host refuses clamps as long as that is true.
+    fn that_refuses(refuses: &Arc<AtomicBool>) -> Self {
+        let refuses = refuses.clone();
+        let last_min = AtomicU16::new(0);
+        Self::on(&FullTree::default(), move |actuator| {
+            actuator.add_to_clamps(move |_, clamp| match refuses.load(SeqCst) {
+                true => Clamp {
+                    min: Util::saturating(last_min.load(SeqCst).into()),
+                    max: Util::saturating(1000),
+                },
+                false => {
+                    last_min.store(clamp.min.get(), SeqCst);
+                    clamp
+                }
+            });
+        })
+    }
+
+    fn on(tree: &dyn CgroupTree, prepare: impl FnOnce(&HostActuator)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let groups = dir.path().join("sys/fs/cgroup");
         for (path, text) in [
@@ -73,14 +125,14 @@ impl TuneScene {
             fs::write(path, text).unwrap();
         }
         fs::create_dir_all(groups.parent().unwrap()).unwrap();
-        let tree = DirTree::default();
         tree.make(&groups).unwrap();
         fs::remove_file(groups.join("cgroup.type")).unwrap();
         tree.make(&groups.join("unit")).unwrap();
         let root = HostRoot::at(dir.path());
         let place = Placement::find(&root, Some(Path::new("/sys/fs/cgroup"))).unwrap();
         let domains = [DomainId(0), DomainId(1)];
-        let actuator = HostActuator::build(&ActuatorKind::Cgroup(place), &tree, &domains).unwrap();
+        let actuator = HostActuator::build(&ActuatorKind::Cgroup(place), tree, &domains).unwrap();
+        prepare(&actuator);
         for vcpu in [0, 1].map(VcpuId) {
             // Without uclamp, taking the thread's own clamp away fails, but only that.
             let _ = actuator.register_thread(vcpu, Tid::current());
@@ -121,36 +173,47 @@ impl TuneScene {
 
     /// The clamp in the group of a domain, of 1024.
     fn clamp(&self, domain: u32) -> [u32; 2] {
+        ["cpu.uclamp.min", "cpu.uclamp.max"].map(|name| self.value(domain, name))
+    }
+
+    fn value(&self, domain: u32, name: &str) -> u32 {
         let group = group(&self.dir.path().join("sys/fs/cgroup"), domain);
-        ["cpu.uclamp.min", "cpu.uclamp.max"].map(|name| {
-            let text = fs::read_to_string(group.join(name)).unwrap();
-            match text.trim() {
-                "max" => 1024,
-                percent => {
-                    let hundredths: String = percent.chars().filter(|c| *c != '.').collect();
-                    let hundredths: u32 = hundredths.trim().parse().unwrap();
-                    (hundredths * 1024 + 5_000) / 10_000
-                }
+        let text = fs::read_to_string(group.join(name)).unwrap();
+        match text.trim() {
+            "max" => 1024,
+            percent => {
+                let hundredths: String = percent.chars().filter(|c| *c != '.').collect();
+                let hundredths: u32 = hundredths.trim().parse().unwrap();
+                (hundredths * 1024 + 5_000) / 10_000
             }
-        })
+        }
+    }
+
+    /// The same of its minimum alone.
+    fn floor(&self, domain: u32) -> u32 {
+        self.value(domain, "cpu.uclamp.min")
     }
 
     /// Waits for a clamp, which another thread sets.
     fn becomes(&self, domain: u32, clamp: [u32; 2]) {
-        // What takes longer than ten minutes hangs.
-        for _ in 0..60_000 {
-            if self.clamp(domain) == clamp {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("{:?} and not {clamp:?}", self.clamp(domain));
+        awaited(|| self.clamp(domain), clamp);
     }
 
     fn end(self) {
         self.server.stop();
         let _ = self.bridge.stop();
     }
+}
+
+fn awaited<T: PartialEq + Debug>(now: impl Fn() -> T, value: T) {
+    // What takes longer than ten minutes hangs.
+    for _ in 0..60_000 {
+        if now() == value {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{:?} and not {value:?}", now());
 }
 
 fn group(groups: &Path, domain: u32) -> PathBuf {
@@ -218,7 +281,7 @@ impl TuneCaller {
 fn floors_and_ceilings_aggregate_with_the_guests_request_and_end_with_their_clients() {
     let scene = TuneScene::new();
     let (mut one, mut other) = (scene.client(), scene.client());
-    assert_eq!(one.tune(Some(512), None, LONG), 1);
+    let first = one.tune(Some(512), None, LONG);
     assert_eq!(scene.clamp(1), [512, 1024]);
     assert_eq!(scene.clamp(0), [0, 1024], "of another domain");
     // Its request is below the floor, then above it.
@@ -228,7 +291,7 @@ fn floors_and_ceilings_aggregate_with_the_guests_request_and_end_with_their_clie
         device.write(set_perf, &khz.to_le_bytes());
         assert_eq!(scene.clamp(1), [min, 1024], "{khz}");
     }
-    assert_eq!(other.tune(Some(600), Some(800), LONG), 2);
+    assert!(other.tune(Some(600), Some(800), LONG) > first);
     assert_eq!(scene.clamp(1), [600, 800]);
     device.write(set_perf, &1024_u32.to_le_bytes());
     assert_eq!(scene.clamp(1), [800, 800]);
@@ -238,6 +301,39 @@ fn floors_and_ceilings_aggregate_with_the_guests_request_and_end_with_their_clie
     assert_eq!(scene.clamp(1), [512, 1024]);
     drop(one);
     scene.becomes(1, [0, 1024]);
+    scene.end();
+}
+
+#[test]
+fn what_the_host_refuses_is_no_tuning() {
+    let refuses = Arc::new(AtomicBool::new(true));
+    let scene = TuneScene::that_refuses(&refuses);
+    let mut client = scene.client();
+    let TuneAnswer::Error(why) = client.call(FLOOR) else {
+        panic!("it is tuned");
+    };
+    let said = "nothing is tuned: the host refused a write of cpu.uclamp.max";
+    assert!(why.starts_with(said), "{why}");
+    assert_eq!(scene.bridge.handle().tunings(), []);
+    refuses.store(false, SeqCst);
+    client.tune(Some(512), None, LONG);
+    assert_eq!(scene.floor(1), 512);
+    scene.end();
+}
+
+#[test]
+fn an_end_that_the_host_refuses_is_tried_again_without_the_guest() {
+    let refuses = Arc::new(AtomicBool::new(false));
+    let scene = TuneScene::that_refuses(&refuses);
+    let mut client = scene.client();
+    let handle = client.tune(Some(512), None, LONG);
+    assert_eq!(scene.floor(1), 512);
+    refuses.store(true, SeqCst);
+    let ended = client.call(TuneVerb::Untune { handle });
+    assert_eq!(ended, TuneAnswer::Handle(handle));
+    assert_eq!((scene.floor(1), scene.floor(0)), (512, 0));
+    refuses.store(false, SeqCst);
+    awaited(|| scene.floor(1), 0);
     scene.end();
 }
 
@@ -315,7 +411,7 @@ fn a_process_that_floods_harms_itself_alone() {
     let scene = TuneScene::new();
     let mut flood = scene.client();
     let handles: Vec<_> = (0..16).map(|_| flood.tune(Some(512), None, LONG)).collect();
-    assert_eq!(handles.last(), Some(&16));
+    assert!(handles.windows(2).all(|two| two[0] < two[1]), "{handles:?}");
     // A new connection is no new client.
     let mut second = scene.client();
     for again in [&mut flood, &mut second] {
@@ -328,7 +424,7 @@ fn a_process_that_floods_harms_itself_alone() {
     let why = endless.refusal();
     assert!(why.contains("at most 4096 bytes"), "{why}");
     let mut other = scene.others(1);
-    assert_eq!(other[0].tune(None, Some(512), LONG), 17);
+    assert!(other[0].tune(None, Some(512), LONG) > handles[15]);
     scene.end();
 }
 

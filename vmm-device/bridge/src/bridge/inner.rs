@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a bridge shares with its handles, and how one path takes the place of another.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::tune::Tunings;
-use vcpufreq_device::{PageMemory, RegisterPages, VcpuId};
+use vcpufreq_device::{DomainId, PageMemory, RegisterPages, VcpuId};
 use vcpufreq_host::{Tid, is_within, pin};
 
 use super::backend::{Offered, RunningBackend};
@@ -46,6 +47,8 @@ pub struct CurrentPath {
     /// What KVM is to do.
     pub offload: Option<Arc<KvmOffload>>,
     pub tunings: Tunings,
+    /// Domains of which it isn't known that the host keeps to their tunings, and a vCPU of each.
+    pub not_in_force: BTreeMap<DomainId, VcpuId>,
 }
 
 pub type NamedBackend = (&'static str, Box<dyn RunningBackend>);

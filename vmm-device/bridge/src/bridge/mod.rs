@@ -77,6 +77,7 @@ impl Bridge {
             }
             let (stats, embedder) = (watched.device.events(), &*watched.guest.embedder);
             watch.look(stats, embedder, |vcpu| watched.thread(vcpu));
+            watched.retry_bounds();
             let (device, thread) = (&watched.device, |vcpu| watched.thread(vcpu));
             let found = caps.look(&device.config().vcpus, &device.source().pcpus(), thread);
             for (domain, cap) in found {

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use vcpufreq_device::VcpuId;
+use vcpufreq_device::{ActuateError, VcpuId};
 use vcpufreq_host::monotonic_ns;
 
 use super::handle::BridgeHandle;
@@ -18,7 +18,8 @@ impl BridgeHandle {
     /// by its time, by [`Self::untune`] or by [`Self::client_gone`].
     ///
     /// # Errors
-    /// The first rule that `request` breaks, or [`TuneError::NoClamps`]; nothing has changed then.
+    /// The first rule that `request` breaks, [`TuneError::NoClamps`], or [`TuneError::NotClamped`];
+    /// nothing has changed then.
     pub fn tune(&self, request: TuneRequest, client: TuneClient) -> Result<u64, TuneError> {
         let inner = self.inner();
         if !inner.device.actuator().clamps() {
@@ -29,7 +30,12 @@ impl BridgeHandle {
         let tuning = active
             .tunings
             .add(config, (request, client), monotonic_ns())?;
-        inner.put_bounds(&active, tuning.request.vcpu);
+        if let Err(error) = inner.put_bounds(&mut active, tuning.request.vcpu) {
+            active.tunings.take(|of| of.handle == tuning.handle);
+            // A part of it may be in force.
+            let _ = inner.put_bounds(&mut active, tuning.request.vcpu);
+            return Err(TuneError::NotClamped(error));
+        }
         inner.tuned(tuning);
         Ok(tuning.handle)
     }
@@ -102,7 +108,8 @@ impl BridgeInner {
         let mut active = self.active();
         let ended = active.tunings.take(ends);
         for vcpu in one_of_each_domain(&ended) {
-            self.put_bounds(&active, vcpu);
+            // What is refused is tried again.
+            let _ = self.put_bounds(&mut active, vcpu);
         }
         for tuning in &ended {
             let change = HostEvent::Untuned(*tuning, how);
@@ -113,24 +120,40 @@ impl BridgeInner {
 
     /// Has the device put all of them into force: it sets the clamps from now on.
     pub fn apply_tunings(&self) {
-        let active = self.active();
+        let mut active = self.active();
         for vcpu in one_of_each_domain(active.tunings.all()) {
-            self.put_bounds(&active, vcpu);
+            let _ = self.put_bounds(&mut active, vcpu);
+        }
+    }
+
+    /// Tries again what the host has refused: the guest may make no request that would.
+    pub(super) fn retry_bounds(&self) {
+        let mut active = self.active();
+        for vcpu in std::mem::take(&mut active.not_in_force).into_values() {
+            let _ = self.put_bounds(&mut active, vcpu);
         }
     }
 
     /// Puts what the tunings come to into force for the domain of `vcpu`.
-    fn put_bounds(&self, active: &CurrentPath, vcpu: VcpuId) {
+    fn put_bounds(&self, active: &mut CurrentPath, vcpu: VcpuId) -> Result<(), ActuateError> {
         let config = self.device.config();
         let Some(spec) = config.vcpus.get(vcpu.index()) else {
-            return;
+            return Ok(());
         };
         let bounds = active.tunings.bounds(config, spec.domain);
         self.device.set_bounds(spec.domain, bounds);
         let mut backend = active.backend.iter();
-        if !backend.any(|(_, path)| path.set_bounds(vcpu, bounds)) {
-            self.device.apply_bounds(vcpu);
+        let applied = match backend.any(|(_, path)| path.set_bounds(vcpu, bounds)) {
+            true => Some(Ok(())),
+            false => self.device.apply_bounds(vcpu),
+        };
+        // What came of it in another thread isn't known here.
+        if matches!(applied, None | Some(Err(ActuateError::Refused { .. }))) {
+            active.not_in_force.insert(spec.domain, vcpu);
+        } else {
+            active.not_in_force.remove(&spec.domain);
         }
+        applied.unwrap_or(Ok(()))
     }
 
     fn tuned(&self, tuning: Tuning) {

@@ -100,6 +100,36 @@ const REFUSED: ActuateError = ActuateError::Refused {
 };
 
 #[test]
+fn who_changes_bounds_learns_whether_they_are_in_force() {
+    let Bench {
+        region, actuator, ..
+    } = bench(ClampMode::Floor);
+    let device = region.device();
+    let (domain, reason) = (DomainId(7), "a test");
+    let bounds = Clamp {
+        min: Util::saturating(300),
+        ..Clamp::NONE
+    };
+    device.set_bounds(domain, bounds);
+    let refused = ActuateError::Refused {
+        domain,
+        call: reason,
+        errno: 5,
+    };
+    for error in [refused, ActuateError::NotApplicable { domain, reason }] {
+        actuator.fail_with(Some(error));
+        assert_eq!(device.apply_bounds(VcpuId(1)), Some(Err(error)));
+    }
+    actuator.fail_with(None);
+    // The second time it is in force already.
+    for vcpu in [VcpuId(1), VcpuId(0)] {
+        assert_eq!(device.apply_bounds(vcpu), Some(Ok(())));
+        assert_eq!(actuator.applied(), [(domain, bounds)]);
+    }
+    assert_eq!(device.apply_bounds(VcpuId(9)), None);
+}
+
+#[test]
 fn fixed_registers_read_as_configured() {
     let bench = bench(ClampMode::Floor);
     assert_eq!([0, 1, 2].map(|v| bench.read(v, REG_PERFTBL_LEN)), [3, 3, 2]);
