@@ -86,15 +86,14 @@ impl FromStr for PolicyVms {
 /// Carries it out; returns the exit code.
 ///
 /// # Errors
-/// Why it is not done: then no VM's policy has changed, unless a VM has ended meanwhile.
+/// Why it is not done, and which VMs' policies have changed by then.
 pub fn run(command: &PolicyCommand) -> anyhow::Result<u8> {
     let dir = StateDir::of_user()?;
     match command {
         PolicyCommand::Load { file, vm } => load(&dir, file, *vm)?,
         PolicyCommand::Reset { vm } => {
-            for pid in vms(&dir, *vm)? {
-                call(&dir, pid, PolicyVerb::Reset, &[])?;
-            }
+            let pids = vms(&dir, *vm)?;
+            call_each(&dir, &pids, (PolicyVerb::Reset, &[]), "the built-in rule")?;
         }
         PolicyCommand::Show { vm, json } => show(&dir, *vm, *json)?,
     }
@@ -111,13 +110,31 @@ fn load(dir: &StateDir, file: &Path, vm: PolicyVms) -> anyhow::Result<()> {
         bytes,
         trial,
     };
-    // What one VM refuses, none gets. A load is a trial too.
+    // What one VM refuses on trial, none gets. A load is a trial too.
     let tried = if pids.len() > 1 { &pids[..] } else { &[] };
     for pid in tried {
         call(dir, *pid, load(true), &object)?;
     }
-    for pid in &pids {
-        call(dir, *pid, load(false), &object)?;
+    call_each(dir, &pids, (load(false), &object), "the new policy")
+}
+
+/// Calls one after the other. If one doesn't do it, those before it have `what` and keep it: no
+/// guardian gives back what was there before.
+fn call_each(
+    dir: &StateDir,
+    pids: &[u32],
+    (verb, object): (PolicyVerb, &[u8]),
+    what: &str,
+) -> anyhow::Result<()> {
+    for (at, pid) in pids.iter().enumerate() {
+        let called = call(dir, *pid, verb.clone(), object);
+        let Err(error) = called else { continue };
+        let done: Vec<_> = pids[..at].iter().map(u32::to_string).collect();
+        return Err(match &done[..] {
+            [] => error,
+            [one] => error.context(format!("process {one} has {what} by now")),
+            all => error.context(format!("processes {} have {what} by now", all.join(", "))),
+        });
     }
     Ok(())
 }
@@ -256,8 +273,8 @@ fn table(shown: &[(u32, Option<ShownPolicy>)], now: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: a policy is named by its file; a VM is a process or all; what one of all refuses, none
-    //! gets; a guardian that hangs up is no late one; each VM has a line.
+    //! Promises: a policy is named by its file; a VM is a process or all; what one of all refuses on
+    //! trial, none gets, and who has what is refused later is named; a guardian that hangs up is no late one; each VM has a line.
     use std::{
         os::{
             fd::AsFd as _,
@@ -292,6 +309,11 @@ mod tests {
     impl GuardedVms {
         /// The guardian of `refusing` refuses each load.
         fn new(refusing: Option<u32>) -> Self {
+            Self::that_refuse(move |pid, _| refusing == Some(pid))
+        }
+
+        /// A guardian refuses a load, or a trial, where that is so of its process.
+        fn that_refuse(refuses: impl Fn(u32, bool) -> bool + Clone + Send + 'static) -> Self {
             let dir = tempfile::tempdir().unwrap();
             let state = StateDir::at(dir.path());
             let (sender, calls) = channel();
@@ -301,14 +323,17 @@ mod tests {
             }
             for pid in [id(), parent_id()] {
                 let listener = UnixListener::bind(state.policy_socket_path(pid)).unwrap();
-                let sender = sender.clone();
+                let (sender, refuses) = (sender.clone(), refuses.clone());
                 // Until the tests' process ends.
                 std::thread::spawn(move || {
                     for client in listener.incoming() {
                         let (verb, object) = received(client.as_ref().unwrap());
-                        let is_load = matches!(verb, PolicyVerb::Load { .. });
+                        let refused = match &verb {
+                            PolicyVerb::Load { trial, .. } => refuses(pid, *trial),
+                            _ => false,
+                        };
                         sender.send((pid, verb, object)).unwrap();
-                        let answer = match is_load && refusing == Some(pid) {
+                        let answer = match refused {
                             true => PolicyAnswer::Error("no".to_owned()),
                             false => PolicyAnswer::InForce(None),
                         };
@@ -325,7 +350,7 @@ mod tests {
             let file = self.dir.path().join("night.bpf.o");
             std::fs::write(&file, "object").unwrap();
             let done = load(&StateDir::at(self.dir.path()), &file, PolicyVms::All);
-            let error = done.err().map(|error| error.to_string());
+            let error = done.err().map(|error| format!("{error:#}"));
             (error, self.calls.try_iter().collect())
         }
     }
@@ -378,6 +403,27 @@ mod tests {
             assert!(calls.contains(&(refusing, true)), "{calls:?}");
             assert!(calls.iter().all(|(_, trial)| *trial), "{calls:?}");
         }
+    }
+
+    // Its kernel may refuse by then what it took on trial.
+    #[test]
+    fn where_one_refuses_after_its_trial_the_line_names_who_has_the_policy() {
+        let mut named = 0;
+        for refusing in [id(), parent_id()] {
+            let guarded = GuardedVms::that_refuse(move |pid, trial| pid == refusing && !trial);
+            let (error, calls) = guarded.load();
+            let loads: Vec<_> = trials(&calls).into_iter().filter(|of| !of.1).collect();
+            let line = match loads[..] {
+                [(refused, _)] => format!("process {refused}: no"),
+                [(has, _), (refused, _)] => {
+                    named += 1;
+                    format!("process {has} has the new policy by now: process {refused}: no")
+                }
+                _ => panic!("{loads:?}"),
+            };
+            assert_eq!(error, Some(line));
+        }
+        assert_eq!(named, 1);
     }
 
     #[test]
