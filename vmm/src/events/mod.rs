@@ -196,7 +196,8 @@ mod tests {
 
     use std::sync::{Mutex, mpsc};
 
-    use vcpufreq_bridge::{PcpuLoad, PcpuTarget};
+    use serde_json::{Value, json};
+    use vcpufreq_bridge::{PcpuLoad, PcpuTarget, TuneClient, TuneEnd, TuneRequest, Tuning};
     use vcpufreq_device::{ActuateError, Clamp, DomainId, Khz, Util, VcpuId};
 
     use super::*;
@@ -318,6 +319,72 @@ mod tests {
         assert_eq!(lines[1]["event"], "pin");
         assert_eq!(lines[1]["vcpu"], 1);
         assert_eq!(lines[1]["result"], "ok");
+    }
+
+    #[test]
+    fn a_tuning_says_what_is_in_force_whose_it_is_and_what_ended_it() {
+        let tuning = |handle, floor, ceiling| Tuning {
+            handle,
+            request: TuneRequest {
+                vcpu: VCPU,
+                floor,
+                ceiling,
+                lasts: Duration::from_millis(200),
+            },
+            domain: DOMAIN,
+            until_ns: 9_000,
+            client: TuneClient {
+                user: 1000,
+                pid: 42,
+                connection: 3,
+            },
+        };
+        let floor = tuning(7, Some(Khz(600_000)), None);
+        let ceiling = tuning(8, None, Some(Khz(1_800_000)));
+        let ended = [
+            (TuneEnd::Time, "time"),
+            (TuneEnd::Untuned, "untune"),
+            (TuneEnd::Client, "client"),
+        ];
+        let lines = recorded(5, |queue| {
+            queue.record_change(HostEvent::Tuned(floor));
+            queue.record_change(HostEvent::Tuned(ceiling));
+            for (end, _) in ended {
+                queue.record_change(HostEvent::Untuned(floor, end));
+            }
+        });
+        for line in &lines {
+            let of = ["vcpu", "user", "client", "until_ns"].map(|name| line[name].as_u64());
+            assert_eq!(of, [Some(1), Some(1000), Some(42), Some(9_000)], "{line}");
+        }
+        let bounds = ["event", "handle", "floor_khz", "ceiling_khz", "result"];
+        let of = |line: &Value| bounds.map(|name| line.get(name).cloned().unwrap_or_default());
+        let tuned = [
+            json!("tuned"),
+            json!(7),
+            json!(600_000),
+            json!(null),
+            json!(null),
+        ];
+        assert_eq!(of(&lines[0]), tuned);
+        let tuned = [
+            json!("tuned"),
+            json!(8),
+            json!(null),
+            json!(1_800_000),
+            json!(null),
+        ];
+        assert_eq!(of(&lines[1]), tuned);
+        for (line, (_, by)) in lines[2..].iter().zip(ended) {
+            let untuned = [
+                json!("untuned"),
+                json!(7),
+                json!(600_000),
+                json!(null),
+                json!(by),
+            ];
+            assert_eq!(of(line), untuned);
+        }
     }
 
     #[test]
