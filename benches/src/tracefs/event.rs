@@ -57,24 +57,40 @@ impl FrequencyEvent {
 
 impl Switch {
     /// `prev_comm=a b prev_pid=1 prev_prio=120 prev_state=S ==> next_comm=c next_pid=2
-    /// next_prio=120`
+    /// next_prio=120`, or of `trace-cmd report` `a b:1 [120] S ==> c:2 [120]`
     pub fn read(line: &TraceLine) -> Result<Self> {
-        // Only the words behind a thread's name can't be in one.
-        let thread = |text: &str, which: &str| -> Result<(String, i32)> {
-            let (name, rest) = line.known(text.rsplit_once(which))?;
-            let tid = rest.split(' ').next().and_then(|tid| tid.parse().ok());
-            Ok((name.to_owned(), line.known(tid)?))
-        };
-        let names = line.tail.strip_prefix("prev_comm=");
-        let sides = names.and_then(|names| names.split_once(" ==> next_comm="));
-        let (prev, next) = line.known(sides)?;
+        let [prev, next] = line.known(kernels(line.tail).or_else(|| trace_cmds(line.tail)))?;
         Ok(Self {
             time_us: line.time_us,
             cpu: line.cpu,
-            prev: thread(prev, " prev_pid=")?,
-            next: thread(next, " next_pid=")?,
+            prev,
+            next,
         })
     }
+}
+
+/// Name and number of a thread.
+type NamedThread = (String, i32);
+
+// Only the words behind a thread's name can't be in one.
+fn kernels(tail: &str) -> Option<[NamedThread; 2]> {
+    let names = tail.strip_prefix("prev_comm=")?;
+    let (prev, next) = names.split_once(" ==> next_comm=")?;
+    let thread = |text: &str, which: &str| {
+        let (name, rest) = text.rsplit_once(which)?;
+        Some((name.to_owned(), rest.split(' ').next()?.parse().ok()?))
+    };
+    Some([thread(prev, " prev_pid=")?, thread(next, " next_pid=")?])
+}
+
+fn trace_cmds(tail: &str) -> Option<[NamedThread; 2]> {
+    let (prev, next) = tail.split_once(" ==> ")?;
+    let thread = |text: &str| {
+        let (thread, _priority) = text.rsplit_once(" [")?;
+        let (name, tid) = thread.rsplit_once(':')?;
+        Some((name.to_owned(), tid.parse().ok()?))
+    };
+    Some([thread(prev)?, thread(next)?])
 }
 
 impl Mmio {
@@ -113,6 +129,14 @@ mod tests {
         assert_eq!((switch.time_us, switch.cpu), (1_000_002, 2));
         assert_eq!(switch.prev, ("swapper/2".to_owned(), 0));
         assert_eq!(switch.next, ("a next_pid=7 b".to_owned(), 99));
+    }
+
+    #[test]
+    fn a_switch_of_trace_cmd() {
+        let text = " a:b-7 [002] 1.000002: sched_switch: a:b:7 [120] S ==> swapper/2:0 [120]";
+        let switch = Switch::read(&TraceLine::read(text).unwrap()).unwrap();
+        assert_eq!(switch.prev, ("a:b".to_owned(), 7));
+        assert_eq!(switch.next, ("swapper/2".to_owned(), 0));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A line of the host's trace, as the kernel prints it:
+//! A line of a trace, as the kernel prints it:
 //! `  vcpu0-99  [000] d.h2.  12.345678: cpu_frequency: state=1800000 cpu_id=0`
+//! or `trace-cmd report`, which may leave the flags out.
 
 use anyhow::{Context, Result};
 
@@ -35,12 +36,21 @@ impl<'a> TraceLine<'a> {
 
     fn with_cpu_at(text: &'a str, at: usize) -> Option<Self> {
         let (cpu, rest) = text.get(at + 1..)?.split_once("] ")?;
-        let (_flags, rest) = rest.trim_start().split_once(' ')?;
+        let rest = rest.trim_start();
+        let (first, behind) = rest.split_once(' ')?;
+        let rest = if first.ends_with(':') { rest } else { behind };
         let (stamp, rest) = rest.trim_start().split_once(": ")?;
-        let (seconds, micros) = stamp.split_once('.')?;
+        let (seconds, part) = stamp.split_once('.')?;
+        // trace-cmd can print ns.
+        let (micros, nanos) = part.split_at_checked(6)?;
+        let rest = rest.trim_start();
         let name = rest.find([':', '('])?;
         // A name that has an event's form comes first, with any numbers.
         let us = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?;
+        nanos
+            .bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then_some(())?;
         Some(Self {
             text,
             thread: text[..at].trim(),
@@ -109,6 +119,19 @@ mod tests {
         let line = TraceLine::read(text).unwrap();
         assert_eq!((line.thread, line.cpu), ("a [1] b: c-7", 2));
         assert_eq!((line.event, line.hex("val").unwrap()), ("kvm_mmio", 16));
+    }
+
+    #[test]
+    fn a_line_of_trace_cmd() {
+        for stamp in ["12.345678", "12.345678901"] {
+            let text = format!(
+                "          <idle>-0     [002]  {stamp}: cpu_frequency:        state=1800000 cpu_id=2"
+            );
+            let line = TraceLine::read(&text).unwrap();
+            assert_eq!((line.thread, line.cpu), ("<idle>-0", 2));
+            assert_eq!((line.time_us, line.event), (12_345_678, "cpu_frequency"));
+            assert_eq!(line.tail, "state=1800000 cpu_id=2");
+        }
     }
 
     #[test]
