@@ -4,28 +4,34 @@
 //!
 //! ```text
 //! tracefs, an instance of its own ─▶ lines ─┐
-//! the VMM's stats, each 20 ms ─▶ samples ───┴▶ Timeline ─▶ JSON (Trace Event Format)
+//! the VMM's stats, each 20 ms ─▶ samples ───┼▶ Timeline ─▶ JSON (Trace Event Format)
+//! the guest's own trace, if there is one ───┘
 //! ```
 //! Other tracing goes on, and tracefs is left as it was.
 
 mod cause;
 mod exits;
+mod guest;
+mod offset;
 mod timeline;
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{BufWriter, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread::sleep,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use vcpufreq_bench::{RecordedInstance, has_event};
 use vcpufreq_host::monotonic_ns;
 
-use self::timeline::{Recording, Timeline};
+use self::{
+    guest::GuestTrace,
+    timeline::{Recording, Timeline},
+};
 use crate::{
     lifecycle::state::StateDir,
     message::warn,
@@ -57,6 +63,10 @@ pub struct TraceArgs {
     /// The file that is written, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
+    /// The guest's own trace of this time with sched_switch and cpu_frequency, joined by its requests;
+    /// text of tracefs or of trace-cmd report, on the clock mono. It is read when TIME is over
+    #[arg(long, value_name = "FILE")]
+    pub guest_trace: Option<PathBuf>,
 }
 
 /// Traces a VM; returns the exit code: 1 when events were lost.
@@ -79,6 +89,7 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
     }
     // What is in it stays until the trace is complete.
     let shown = args.out.display();
+    let is_new = !args.out.exists();
     let file = File::options()
         .write(true)
         .create(true)
@@ -100,6 +111,13 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
     drop(own);
     let samples = samples?;
     samples.iter().for_each(|stats| timeline.sample(stats));
+    let guests = args.guest_trace.as_deref();
+    let joined = guests.map_or(Ok(()), |path| join(&mut timeline, path));
+    if joined.is_err() && is_new {
+        // Nothing is in it.
+        let _ = fs::remove_file(&args.out);
+    }
+    joined?;
     if file.metadata()?.is_file() {
         file.set_len(0)?;
     }
@@ -115,6 +133,17 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
         ));
     }
     Ok(u8::from(lost > 0))
+}
+
+fn join(timeline: &mut Timeline, path: &Path) -> anyhow::Result<()> {
+    let guest = GuestTrace::read(path)?;
+    ensure!(
+        timeline.join(&guest),
+        "{}: its cpu_frequency events don't tell the guest's clock, since they don't fit the vCPUs' \
+         requests in one way alone; record both at once, while the load changes",
+        path.display()
+    );
+    Ok(())
 }
 
 /// The VMM's stats meanwhile. One that ends ends the trace.
