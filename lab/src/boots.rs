@@ -204,7 +204,7 @@ const BOOTS: &[Boot] = &[
         guest: Rt,
         ..boot(Long, 460, "qcs6490", &[]).with(&[Tools])
     },
-    boot(Long, 80, "2+2", &["trace"]),
+    boot(Long, 120, "2+2", &["trace", "guest-trace"]),
     boot(Long, 200, "2+2", &["systemd"]).with(&[Systemd]),
     boot(Long, 100, "2+2", &["metrics"]).with(&[Monitoring, Systemd]),
     Boot {

@@ -99,6 +99,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "steal" => device::steal::run(plan),
         "systemd" => device::systemd::run(plan),
         "trace" => device::trace::run(plan),
+        "guest-trace" => device::guest_trace::run(plan),
         #[cfg(feature = "bpf")]
         "policy" => device::policies::run(plan),
         "tune" => device::tune::run(plan),

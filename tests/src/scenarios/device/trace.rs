@@ -23,7 +23,7 @@ use crate::harness::vm::{Setup, Vm};
 use crate::harness::wait::wait_for;
 
 const PATHS: [&str; 3] = ["exit", "ioeventfd", "bpf"];
-const OUT: &str = "/tmp/trace.json";
+pub(super) const OUT: &str = "/tmp/trace.json";
 const REQUESTS: usize = 30;
 const STARTS: Duration = Duration::from_secs(20);
 
@@ -56,7 +56,7 @@ fn by_path(path: &str, policies: &[Policy]) -> Result<Value> {
     vm.ask(format!("start busy busy {vcpu}"))?;
     let other = Trace::start()?;
     let counted = requests(&vm, vcpu)?;
-    let mut tracer = start(&vm, "6s")?;
+    let mut tracer = start(&vm, "6s", &[])?;
     // The last one is below the floor.
     for khz in [policy.max(), policy.min()].iter().cycle().take(REQUESTS) {
         vm.ask(format!("poke {vcpu} {set_perf:#x} {khz}"))?;
@@ -107,8 +107,8 @@ fn requests(vm: &Vm, vcpu: usize) -> Result<u64> {
     requests.context("no requests in the stats")
 }
 
-/// A tracer that records by now.
-fn start(vm: &Vm, lasts: &str) -> Result<Child> {
+/// A tracer with more options that records by now.
+pub(super) fn start(vm: &Vm, lasts: &str, more: &[&str]) -> Result<Child> {
     let child = Command::new("/bin/vcpufreq")
         .args([
             "trace",
@@ -118,6 +118,7 @@ fn start(vm: &Vm, lasts: &str) -> Result<Child> {
             "--out",
             OUT,
         ])
+        .args(more)
         .stdout(Stdio::null())
         .spawn()?;
     let on = format!("{INSTANCES}/vcpufreq-bench-{}/tracing_on", child.id());
@@ -148,7 +149,7 @@ fn tune(vm: &Vm, vcpu: usize, policy: &Policy) -> Result<bool> {
 /// A signal ends it, and leaves tracefs as it was.
 fn interrupt(vm: &Vm) -> Result<bool> {
     let before = instances()?;
-    let mut tracer = start(vm, "60s")?;
+    let mut tracer = start(vm, "60s", &[])?;
     ensure!(
         instances()?.len() == before.len() + 1,
         "no instance of its own"
