@@ -42,7 +42,7 @@ impl<'a> TraceLine<'a> {
         let (stamp, rest) = rest.trim_start().split_once(": ")?;
         let (seconds, part) = stamp.split_once('.')?;
         // trace-cmd can print ns.
-        let (micros, nanos) = part.split_at_checked(6)?;
+        let (micros, nanos) = part.split_at_checked(6).unwrap_or((part, ""));
         let rest = rest.trim_start();
         let name = rest.find([':', '('])?;
         // A name that has an event's form comes first, with any numbers.

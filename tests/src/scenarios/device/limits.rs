@@ -121,10 +121,10 @@ fn limits(vcpu: usize, policy: &Policy) -> Vec<GuestLimit> {
     ]
 }
 
-/// The first OPP of at least half of the highest frequency.
+/// The first OPP of at least half of the highest frequency, and above the lowest.
 fn raised_to(policy: &Policy) -> u32 {
     let mut opps = policy.opps.iter().copied();
-    let half = opps.find(|khz| 2 * khz >= policy.max());
+    let half = opps.find(|khz| 2 * khz >= policy.max() && *khz > policy.min());
     half.unwrap_or(policy.max())
 }
 
@@ -145,17 +145,22 @@ impl GuestLimit {
         let before = vm.clamp(vcpu)?;
         vm.ask(format!("write {} {}", self.file, self.set))?;
         let during = settled(SOON, || vm.clamp(vcpu), is_limited)?;
-        // A ceiling keeps the host from following the vCPU's own load.
-        let khz = match self.does {
-            Does::Lower => Some(host_runs_at(policy, vm, policy.min())?),
-            Does::Raise | Does::Nothing => None,
+        // A ceiling keeps the host from following the vCPU's own load; a light load is below a floor.
+        let mut opps = policy.opps.iter().copied();
+        let wanted = match self.does {
+            Does::Lower => Some(policy.min()),
+            Does::Raise => opps.find(|khz| policy.util(*khz) >= during.0),
+            Does::Nothing => None,
         };
+        let khz = wanted
+            .map(|wanted| host_runs_at(policy, vm, wanted))
+            .transpose()?;
         vm.ask(format!("write {} {}", self.file, self.free))?;
         let after = settled(SOON, || vm.clamp(vcpu), |now| !is_limited(now))?;
         vm.ask("stop load")?;
         let right = !is_limited(&before)
             && is_limited(&during) == (self.does != Does::Nothing)
-            && khz.is_none_or(|khz| khz == policy.min())
+            && khz == wanted
             && !is_limited(&after);
         Ok(json!({
             "right": right, "code": self.code, "limit": bound, "clamps": [before, during, after],
