@@ -82,6 +82,7 @@ const BOOTS: &[Boot] = &[
     ),
     boot(Long, 140, "2+2", &["tune", "guest-limits"]),
     boot(Long, 75, "2+2", &["policy"]),
+    boot(Long, 200, "rk3588", &["tune", "guest-limits", "policy"]),
     // Each of its 1,000 changes is four programs that the emulated host verifies.
     boot(Long, 300, "2+2", &["bpf-policy"]),
     Boot {
@@ -424,6 +425,17 @@ const BOOTS: &[Boot] = &[
         guest: Protected,
         driver: Mainline,
         ..boot(Long, 200, "2+2", &["opps-exact", "protected", "kill"])
+    },
+    Boot {
+        protected: true,
+        guest: Protected,
+        ..boot(Long, 200, "sm8550", &["opps-exact", "protected"])
+    },
+    Boot {
+        protected: true,
+        guest: Protected,
+        driver: Mainline,
+        ..boot(Long, 200, "sm8550", &["opps-exact", "protected"])
     },
     // What the authors of virtual cpufreq measured there, as far as `vcpufreq run` has the devices. Within
     // three ticks: step-down is 8.4 ms late.
