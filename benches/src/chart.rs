@@ -18,7 +18,7 @@ const LINES: [(&str, Stroke); 5] = [
     ("scx", stroke("#9333ea", "6 2 1 2", 2.0)),
 ];
 
-/// Strokes of other variants, in the report's order; more of those begin again, wider.
+/// Strokes of other variants, in the report's order; after the last one they repeat, wider.
 const OTHERS: [Stroke; 5] = [
     stroke("#be123c", "1 2", 2.0),
     stroke("#0e7490", "4 4", 2.0),

@@ -180,7 +180,8 @@ impl Scale {
 }
 
 /// The least of 1, 2, 5, 10 and so on, or a tenth of one, by which a span has at most so many steps,
-/// and its digits behind the point. Of a short span the least are hundredths, and so on: it has a mark.
+/// and its digits behind the point. A span too short for tenths takes hundredths, and so on, so that it
+/// has a mark.
 fn step(span: f64, most: f64) -> (f64, usize) {
     let (mut unit, mut digits) = (0.1, 1);
     while span < 2.0 * unit && digits < 6 {

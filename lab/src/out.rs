@@ -37,7 +37,10 @@ pub fn page(repo: &Path, name: &str, html: &str) -> Result<()> {
         let TakenPackage { name, version, .. } = one;
         format!("{name} {version} ({}, {})", one.suite, one.architecture)
     };
-    let lines: Vec<String> = TAKEN.get().into_iter().flatten().map(line).collect();
+    let Some(packages) = TAKEN.get() else {
+        return text(repo, name, html);
+    };
+    let lines: Vec<String> = packages.iter().map(line).collect();
     let body = html.strip_suffix("</html>\n").unwrap_or(html);
     let packages = lines.join("; ");
     let html = format!("{body}<p>Packages of Debian: {packages}.</p>\n</html>\n");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The crates that a registry gets: `cargo publish --dry-run` of all of them at once. It packages each
-//! one, and compiles the package with the registry's crates and the packages before it. Then those that
-//! a VMM of its own versions links are compiled with the oldest libc and thiserror that the workspace
-//! allows.
+//! one, and compiles the package with the registry's crates and the packages before it. Then
+//! the crates that a VMM links, perhaps with older dependencies, are compiled with the oldest libc and
+//! thiserror that the workspace allows.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -32,7 +32,7 @@ const SOURCE: ModuleSource = ModuleSource {
         "vmm-device",
     ],
 };
-/// The crates without dependencies that want newer ones themselves: `bridge` has vm-memory, `host`'s
+/// Crates none of whose dependencies needs a newer libc or thiserror: `bridge` has vm-memory, `host`'s
 /// feature `undo` has nix.
 const OLDEST: [(&str, &str); 3] = [
     ("vcpufreq-device", "vmm-device/device"),
@@ -49,7 +49,7 @@ pub fn tried(cache: &Cache, repo: &Path) -> Result<TestResult> {
     input.push(version.into_bytes());
     let key = key(input.iter().map(Vec::as_slice));
     let mut kept = true;
-    let passed = cache.entry("passed-published", &key, |to| {
+    let passed = cache.entry("passed-publish-oldest", &key, |to| {
         kept = false;
         // One of its own, so that it compiles nothing of the workspace's anew.
         let target = to.join("target");

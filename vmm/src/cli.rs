@@ -54,9 +54,9 @@ Exit codes:
   3  a VM with registers in its RAM is refused";
 
 const QEMU_HELP: &str = "\
-The exit code is QEMU's, or 128 and the signal that ended it; 2 when QEMU was
-not started, with one line on stderr, or when a guest is refused that is a
-real-time one or has registers in its RAM.";
+The exit code is QEMU's, or 128 and the signal that ended it; 2, with one line
+on stderr, when QEMU was not started, or when a guest that is real-time or has
+registers in its RAM is refused.";
 
 const SCX_HELP: &str = "\
 Exit codes:

@@ -61,6 +61,7 @@ const PRINTED_BY: &[(&str, &[&str])] = &[
     ("vmm/src/serve/mod.rs", &["serve"]),
     ("vmm/src/serve/socket.rs", &["serve"]),
     ("vmm/src/serve/takeover.rs", &["serve"]),
+    ("vmm/src/trace/", &["trace 7 --for=1s --out=a-name"]),
     // They name how a VMM was started.
     ("vmm/src/stats/", &["run"]),
     ("vmm/vm/src/", &["run"]),

@@ -10,8 +10,8 @@
 //!   started. One of another tree, or with the device too, is refused.
 //! - If the socket can't be started, the hook fails, and libvirt doesn't start the domain.
 //! - The host is prepared before the first real-time domain, and restored after the last one. A host that
-//!   was prepared by hand stays so, also while such a domain runs. If it can't be prepared, one line says so, and libvirt doesn't start
-//!   the domain. Other domains have nothing to do with that.
+//!   was prepared by hand stays so, also while such a domain runs. If it can't be prepared, one line says
+//!   so, and libvirt doesn't start the domain. Other domains have nothing to do with that.
 
 #![allow(clippy::unwrap_used)]
 
@@ -332,6 +332,8 @@ fn what_makes_a_domain_real_time() {
         (DOMAIN, "vcpu.1.rt = 'fifo:1'\n", true),
         (DOMAIN, "vcpu.1 = {pin = 3, rt = 'fifo:1'}\n", true),
         (DOMAIN, "[vcpu]\n1 = {rt='fifo:1'}\n", true),
+        (DOMAIN, "[vcpu.1]\n\"rt\" = 'fifo:1'\n", true),
+        (DOMAIN, "vcpu.1.'rt' = 'fifo:1'\n", true),
         (DOMAIN, "vcpu.1.pin = 3 # vcpu.1.rt = 'fifo:1'\n", false),
     ] {
         fs::write(&options, toml).unwrap();

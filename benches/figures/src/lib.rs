@@ -174,7 +174,7 @@ impl Inputs {
 }
 
 /// Adds the versions of a file's packages, by name and architecture. An error if another file was
-/// measured with another version: one table would show two worlds.
+/// measured with another version: one table would mix two.
 fn one_version_each(known: &mut BTreeMap<String, String>, packages: &Value) -> Result<()> {
     let text = |package: &Value, key: &str| package[key].as_str().unwrap_or_default().to_owned();
     for package in packages.as_array().into_iter().flatten() {

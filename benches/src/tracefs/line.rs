@@ -26,11 +26,16 @@ pub fn events(text: &str) -> impl Iterator<Item = TraceLine<'_>> {
     text.lines().filter_map(TraceLine::read)
 }
 
+/// The first bytes of a line, which have its CPU in any kernel's form: a guest's text may have brackets
+/// without end.
+const CPU_WITHIN: usize = 128;
+
 impl<'a> TraceLine<'a> {
     /// None of a line that is no event's.
     pub fn read(text: &'a str) -> Option<Self> {
-        // A thread's name can hold brackets too.
-        let mut brackets = text.match_indices('[');
+        // A thread's name, of 15 bytes at most, can hold brackets too.
+        let brackets = text.match_indices('[');
+        let mut brackets = brackets.take_while(|(at, _)| *at < CPU_WITHIN);
         brackets.find_map(|(at, _)| Self::with_cpu_at(text, at))
     }
 

@@ -143,7 +143,7 @@ impl Tunings {
             return Err(TuneError::TooMany);
         }
         let until_ns = end(request.lasts, now_ns)?;
-        // A VM before this one behind the same socket had lower ones: it made less than one each µs.
+        // From the time in µs on: a later VM of this process uses none again.
         self.last = (self.last + 1).max(now_ns / 1000);
         let tuning = Tuning {
             handle: self.last,

@@ -7,6 +7,7 @@ pub mod no_frequencies;
 pub mod ram_place;
 pub mod resolve;
 pub mod rt;
+pub mod served_vm;
 pub mod topology;
 pub mod topology_source;
 

@@ -9,37 +9,46 @@ use vcpufreq_host::{CpuList, HostRoot, HostThread, SavedThread, Tid, affinity_of
 
 use super::record::VmmRecord;
 
-/// Gives such threads the pCPUs that the recorded one had, the main thread's first. One that its manager
-/// has pinned elsewhere stays.
+/// Gives such threads the pCPUs that the main thread had. One that its manager has pinned elsewhere stays.
 pub fn put_back_born(host: &HostRoot, record: &VmmRecord) {
+    let is_main = |thread: &SavedThread| u32::try_from(thread.tid) == Ok(thread.pid);
+    put_back_born_beside(host, record, is_main);
+}
+
+fn put_back_born_beside(
+    host: &HostRoot,
+    record: &VmmRecord,
+    is_main: impl Fn(&SavedThread) -> bool,
+) {
     let real_time: CpuList = record.real_time.iter().copied().collect();
     let threads = record.entries.iter().filter_map(|entry| match entry {
         JournalEntry::Thread(thread) => Some(thread),
         _ => None,
     });
     let threads: Vec<_> = threads.collect();
-    let narrowed = threads.iter().filter_map(|thread| {
-        let before = thread.pcpus.as_ref()?;
-        let now = before.without(&real_time);
-        (thread.policy.is_none() && now != *before).then_some((*thread, before, now))
-    });
-    let mut narrowed: Vec<_> = narrowed.collect();
-    narrowed.sort_by_key(|(thread, _, _)| u32::try_from(thread.tid) != Ok(thread.pid));
-    let Some(pid) = narrowed.first().map(|(thread, _, _)| thread.pid) else {
+    // Where the main thread was not narrowed, what is born has its manager's pCPUs. A process that has ended
+    // may have left its number to another one.
+    let mut main = threads
+        .iter()
+        .filter(|thread| is_main(thread) && thread.lives(host));
+    let Some((main, before)) = main.find_map(|main| Some((main, main.pcpus.as_ref()?))) else {
         return;
     };
+    let narrow = before.without(&real_time);
+    if main.policy.is_some() || narrow == *before {
+        return;
+    }
     let is_recorded = |tid: &Tid| {
-        let is = |thread: &&&SavedThread| thread.tid == tid.get() && thread.lives(host);
-        threads.iter().any(|thread| is(&thread))
+        let mut threads = threads.iter();
+        threads.any(|thread| thread.tid == tid.get() && thread.lives(host))
     };
-    for tid in tids(host, pid).filter(|tid| !is_recorded(tid)) {
-        let born = |now: &CpuList| narrowed.iter().find(|(_, _, narrow)| narrow == now);
+    for tid in tids(host, main.pid).filter(|tid| !is_recorded(tid)) {
         // One that has ended needs nothing.
         let put = || -> std::io::Result<()> {
-            let thread = HostThread::of_process(host, pid, tid)?;
-            match born(&affinity_of(thread.tid()?)?) {
-                Some((_, before, _)) => pin(thread.tid()?, before.as_slice()),
-                None => Ok(()),
+            let thread = HostThread::of_process(host, main.pid, tid)?;
+            match affinity_of(thread.tid()?)? == narrow {
+                true => pin(thread.tid()?, before.as_slice()),
+                false => Ok(()),
             }
         };
         let _ = put();
@@ -58,11 +67,7 @@ mod tests {
     use std::{sync::mpsc, thread};
 
     use super::*;
-    use crate::lifecycle::{
-        cleanup::{Cleaned, Cleaner},
-        record::owner_of,
-        state::StateDir,
-    };
+    use crate::lifecycle::record::owner_of;
 
     // It kept the narrowed mask.
     #[test]
@@ -96,13 +101,13 @@ mod tests {
             entries: vec![JournalEntry::Thread(saved)],
             ..VmmRecord::new(owner_of(&host, pid).unwrap())
         };
-        let dir = tempfile::tempdir().unwrap();
-        let dir = StateDir::at(dir.path().join("run"));
-        dir.write(&record).unwrap();
-        let left = Cleaner::new(&host).end(&dir, &record, &mut Cleaned::default());
-        assert_eq!(left, Vec::<String>::new());
+        let put_back =
+            |main: Tid| put_back_born_beside(&host, &record, |one| one.tid == main.get());
+        // Of another main thread, that is not in the record.
+        put_back(placed);
+        assert_eq!(affinity_of(born).unwrap().as_slice(), rest);
+        put_back(recorded);
         for (tid, cpus) in [
-            (recorded, before.clone()),
             (born, before.clone()),
             (placed, [real_time].into_iter().collect()),
         ] {

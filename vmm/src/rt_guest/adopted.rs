@@ -87,11 +87,12 @@ pub fn changed_since(vcpu: VcpuId, now: &SchedAttr, wanted: Option<RtPolicy>) ->
         return None;
     }
     let now = now.unwrap_or_else(|| "not real-time".to_owned());
-    let given = wanted.map_or("leaves it out".to_owned(), |policy| {
-        format!("makes it {policy}")
+    let given = wanted.map_or("doesn't name it".to_owned(), |policy| {
+        format!("says {policy}")
     });
     Some(format!(
-        "vCPU {vcpu} is {now} since it is served, and --rt {given}; correct --rt, or its domain's <vcpusched>"
+        "vCPU {vcpu} has become {now} while it is served, but --rt {given}; correct --rt, or its domain's \
+         <vcpusched>"
     ))
 }
 
@@ -202,14 +203,14 @@ mod tests {
             (
                 SchedAttr::default(),
                 fifo,
-                Some("is not real-time since it is served, and --rt makes it fifo:2;"),
+                Some("has become not real-time while it is served, but --rt says fifo:2;"),
             ),
             (
                 FIFO,
                 Some(RtPolicy::Rr(1)),
-                Some("vCPU 1 is fifo:2 since it is served, and --rt makes it rr:1;"),
+                Some("vCPU 1 has become fifo:2 while it is served, but --rt says rr:1;"),
             ),
-            (FIFO, None, Some("and --rt leaves it out;")),
+            (FIFO, None, Some("but --rt doesn't name it;")),
         ] {
             let line = changed_since(VcpuId(1), &now, wanted);
             assert_eq!(line.is_some(), said.is_some(), "{line:?}");

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use anyhow::bail;
 use vcpufreq_host::HostRoot;
 use vcpufreq_rt::PartitionGuest;
-pub use vcpufreq_rt::{InForce, Record};
+pub use vcpufreq_rt::{
+    InForce, Record,
+    cli::{PartitionArgs, Wanted},
+};
 
 use crate::config::VcpuConfig;
 

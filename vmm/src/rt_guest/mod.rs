@@ -9,7 +9,7 @@
 //! partition for these pCPUs, the threads go there. The VMM is this program, or another one that it
 //! serves.
 
-mod adopted;
+pub mod adopted;
 mod applied;
 mod denied;
 
@@ -29,9 +29,8 @@ use crate::{
     message::warn,
     options::rt_values::{ResumeLatency, RtPolicy},
 };
-pub use adopted::changed_since;
 use applied::{AppliedFor, check_others};
-pub use applied::{InForce, Record};
+pub use applied::{InForce, PartitionArgs, Record, Wanted};
 
 /// The real-time side of one guest on this host.
 #[derive(Debug)]

@@ -6,16 +6,13 @@ use std::fs::File;
 use anyhow::Context;
 use vcpufreq_device::Util;
 use vcpufreq_host::undo::KernelHost;
-use vcpufreq_host::{ActuatorChoice, HostCpus, HostRoot};
+use vcpufreq_host::{ActuatorChoice, HostRoot};
 
 use crate::{
-    config::{
-        RtWish, VcpuConfig, no_frequencies::with_next_step, pinned, resolve, rt, rt_pcpus,
-        topology_source,
-    },
+    config::{RtWish, VcpuConfig, pinned, rt_pcpus, served_vm::ServedVmConfig},
     events,
     message::warn,
-    options::{serve::ServedArgs, values::largest},
+    options::serve::ServedArgs,
     rt_guest::{InForce, RtGuest},
     sandbox::Sandbox,
     sys,
@@ -66,29 +63,18 @@ impl Served {
         Ok(served)
     }
 
-    /// What these options, which are checked, amount to on this host.
-    ///
-    /// # Errors
-    /// The first rule that is broken, in one line.
-    pub fn of_options(options: ServedArgs, host: HostRoot) -> anyhow::Result<Self> {
-        const INSTEAD: &str = "start the VM without vcpufreq";
-        let count = resolve::vcpu_count(&options.vcpus)?;
-        resolve::check_named(largest(&options.bounds.floor), count)?;
-        let cpus = HostCpus::read(&host);
-        let vcpus = resolve::vcpus(&options.vcpus, &cpus, count);
-        let vcpus = vcpus.map_err(|error| with_next_step(error, true, INSTEAD))?;
-        let served = Self {
-            actuator: resolve::actuator_choice(&options.bridge)?,
-            topology_source: topology_source::line(&options.vcpus, &cpus, &vcpus),
-            floors: rt::floors(&options.bounds, &vcpus, &cpus.online())?,
+    fn of_options(options: ServedArgs, host: HostRoot) -> anyhow::Result<Self> {
+        let config = ServedVmConfig::of(&options, &host)?;
+        Ok(Self {
+            vcpus: config.vcpus,
+            floors: config.floors,
+            topology_source: config.topology_source,
+            actuator: config.actuator,
             options,
-            vcpus,
             host,
             has_guardian: true,
             events: None,
-        };
-        served.rt().check_clamped(served.actuator)?;
-        Ok(served)
+        })
     }
 
     /// What it asks for of a real-time host.

@@ -15,7 +15,7 @@ use vcpufreq_device::VcpuId;
 use vcpufreq_host::{HostRoot, HostThread, SavedThread, SchedAttr, Tid};
 
 use super::Served;
-use crate::{options::rt_values::RtPolicy, rt_guest::changed_since, sys};
+use crate::{options::rt_values::RtPolicy, rt_guest::adopted::changed_since, sys};
 
 /// These threads as they were.
 pub struct FoundThreads {
@@ -117,13 +117,16 @@ impl FoundThreads {
 
     /// That one is scheduled otherwise than it was by the server, once.
     pub fn other_policy(&self) -> Option<String> {
+        if self.has_told.get() {
+            return None;
+        }
         let threads = self.threads.iter().zip(&self.policies);
         let mut lines = threads.filter_map(|(thread, (vcpu, wanted))| {
             // One that has ended is noticed by itself.
             let now = thread.tid().and_then(SchedAttr::of).ok()?;
             changed_since(*vcpu, &now, *wanted)
         });
-        let line = lines.next().filter(|_| !self.has_told.get())?;
+        let line = lines.next()?;
         self.has_told.set(true);
         Some(format!("process {}: {line}", self.pid))
     }
@@ -212,7 +215,7 @@ mod tests {
         };
         let found = of(vec![(VcpuId(1), Some(RtPolicy::Fifo(1)))]);
         let line = found.other_policy().unwrap();
-        let said = format!("process {pid}: vCPU 1 is not real-time since it is served");
+        let said = format!("process {pid}: vCPU 1 has become not real-time while it is served");
         assert!(line.starts_with(&said), "{line}");
         assert_eq!(found.other_policy(), None);
         assert_eq!(of(vec![(VcpuId(1), None)]).other_policy(), None);

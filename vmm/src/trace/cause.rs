@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What the clamp of a vCPU is by, from the VMM's stats of one moment.
 
+use std::collections::BTreeSet;
+
 use vcpufreq_host::CpuList;
 
 use crate::stats::{Stats, TuningStats, VcpuStats};
@@ -23,10 +25,12 @@ pub fn cause(stats: &Stats, of: &VcpuStats) -> &'static str {
 
 /// Whether the highest floor or the lowest ceiling of its domain, which wins, changes its request.
 fn is_tuned(stats: &Stats, of: &VcpuStats) -> bool {
-    let is_member = |tuning: &&TuningStats| {
-        let mut vcpus = stats.vcpus.iter();
-        vcpus.any(|other| other.vcpu == tuning.vcpu && other.domain == of.domain)
-    };
+    let vcpus = stats.vcpus.iter();
+    let members: BTreeSet<u16> = vcpus
+        .filter(|other| other.domain == of.domain && !stats.tunings.is_empty())
+        .map(|other| other.vcpu)
+        .collect();
+    let is_member = |tuning: &&TuningStats| members.contains(&tuning.vcpu);
     let tunings = stats.tunings.iter().filter(is_member);
     let floor = tunings.clone().filter_map(|tuning| tuning.floor_khz).max();
     let ceiling = tunings.filter_map(|tuning| tuning.ceiling_khz).min();

@@ -10,8 +10,8 @@ use vcpufreq_bench::tracefs::{FrequencyEvent, Switch, events};
 
 use super::offset::{ClockOffset, KhzAt};
 
-/// More than a trace of some minutes has.
-const MOST_BYTES: u64 = 256 << 20;
+/// More than a trace of a minute has. What is made of it takes some twenty times as much.
+const MOST_MIB: u64 = 16;
 
 /// What a guest has recorded, by its clock.
 #[derive(Debug, Default)]
@@ -46,9 +46,10 @@ impl GuestTrace {
         let shown = path.display();
         let mut text = Vec::new();
         let file = File::open(path).with_context(|| format!("can't read {shown}"))?;
-        let bytes = file.take(MOST_BYTES + 1).read_to_end(&mut text);
-        if u64::try_from(bytes.with_context(|| format!("can't read {shown}"))?)? > MOST_BYTES {
-            bail!("{shown} has more than 256 MiB; record a shorter time");
+        let most = MOST_MIB << 20;
+        let bytes = file.take(most + 1).read_to_end(&mut text);
+        if u64::try_from(bytes.with_context(|| format!("can't read {shown}"))?)? > most {
+            bail!("{shown} has more than {MOST_MIB} MiB; record a shorter time");
         }
         Ok(Self::of_text(&String::from_utf8_lossy(&text)))
     }

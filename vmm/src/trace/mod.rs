@@ -35,6 +35,7 @@ use self::{
 use crate::{
     lifecycle::state::StateDir,
     message::warn,
+    path,
     stats::{Stats, VmmSocket, ask},
     tune::Lasts,
 };
@@ -81,6 +82,9 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
             "no trace event {event} is to be had; mount tracefs at /sys/kernel/tracing, and run \
              as root"
         );
+    }
+    if args.guest_trace.is_some() {
+        check_requests_are_traced(&first)?;
     }
     let own = RecordedInstance::alone(BUFFER_KIB)?;
     own.instance().enable(&NEEDED)?;
@@ -133,6 +137,18 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
         ));
     }
     Ok(u8::from(lost > 0))
+}
+
+/// A guest's clock is told by requests that the host's trace has.
+fn check_requests_are_traced(stats: &Stats) -> anyhow::Result<()> {
+    let in_memory = [path::Path::Shm, path::Path::Ram];
+    let mut vcpus = stats.vcpus.iter();
+    ensure!(
+        has_event(ACCESSES) && vcpus.any(|vcpu| !in_memory.contains(&vcpu.path)),
+        "--guest-trace needs requests that KVM traces (event kvm/kvm_mmio): those by shm and ram, so \
+         of QEMU's guests, are none; leave it out"
+    );
+    Ok(())
 }
 
 fn join(timeline: &mut Timeline, path: &Path) -> anyhow::Result<()> {

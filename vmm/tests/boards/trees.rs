@@ -13,8 +13,8 @@ use crate::facts::{BoardFacts, PolicyFacts};
 #[derive(Default)]
 pub struct TreeBoards {
     pub boards: BTreeMap<String, BoardFacts>,
-    /// How many trees [`BoardFacts`] can't say, by the reason.
-    pub unsaid: BTreeMap<&'static str, usize>,
+    /// Trees that [`BoardFacts`] can't express, counted by reason.
+    pub skipped: BTreeMap<&'static str, usize>,
 }
 
 impl TreeBoards {
@@ -30,7 +30,7 @@ impl TreeBoards {
                     let name = file.file_stem().unwrap().to_string_lossy().into_owned();
                     kinds.entry(format!("{facts:?}")).or_insert((name, facts));
                 }
-                Err(why) => *found.unsaid.entry(why).or_default() += 1,
+                Err(why) => *found.skipped.entry(why).or_default() += 1,
             }
         }
         found.boards = kinds.into_values().collect();

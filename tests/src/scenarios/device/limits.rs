@@ -3,19 +3,25 @@
 //! of a cgroup's uclamp, of all tasks' uclamp. Each reaches the host as the next request, and as a
 //! ceiling where it lowers; and is gone there when the guest takes it back.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use anyhow::Result;
 use serde_json::{Value, json};
 use vcpufreq_tests::LabVerdict;
 
-use crate::harness::frequency::host_runs_at;
+use crate::harness::frequency::{host_runs_at, stay_off};
 use crate::harness::guest_shell::ask;
 use crate::harness::plan::{Plan, first_cpus, guest_policy, last_of, let_load_decay, set_governor};
 use crate::harness::policy::Policy;
+use crate::harness::trace::Trace;
 use crate::harness::vm::{Setup, Vm};
 use crate::harness::wait::{SOON, settled};
 
 /// The loads are threads of the guest's first process.
 const GROUP: &str = "/sys/fs/cgroup/managed";
+/// Of the light load.
+const PERIOD: Duration = Duration::from_millis(20);
 const MAKE_GROUP: &str = "
 busybox mount -t cgroup2 none /sys/fs/cgroup 2>/dev/null || :
 busybox mkdir /sys/fs/cgroup/managed
@@ -128,6 +134,17 @@ fn raised_to(policy: &Policy) -> u32 {
     half.unwrap_or(policy.max())
 }
 
+/// The highest frequency that a policy has within some of the light load's periods, in kHz.
+fn highest_khz(policy: &Policy, vm: &Vm) -> Result<u32> {
+    stay_off(policy, vm)?;
+    let trace = Trace::start()?;
+    let at_start = policy.khz()?;
+    sleep(5 * PERIOD);
+    let seen = trace.stop()?.frequencies.into_iter();
+    let own = seen.filter(|event| policy.cpus.contains(&event.cpu));
+    Ok(own.map(|event| event.khz).fold(at_start, u32::max))
+}
+
 impl GuestLimit {
     /// A light load asks for little, and a busy one for all, but for the limit.
     fn tried(&self, vm: &mut Vm, (vcpu, policy): (usize, &Policy)) -> Result<Value> {
@@ -135,7 +152,10 @@ impl GuestLimit {
             Does::Raise | Does::Nothing => ("periodic", policy.util(raised_to(policy))),
             Does::Lower => ("busy", policy.util(policy.min())),
         };
-        let times = if load == "busy" { "" } else { " 20000 400" };
+        let times = match load {
+            "busy" => String::new(),
+            _ => format!(" {} 400", PERIOD.as_micros()),
+        };
         vm.ask(format!("start load {load} {vcpu}{times}"))?;
         let_load_decay();
         let is_limited = |(lower, _): &(u32, u32)| match self.does {
@@ -145,22 +165,26 @@ impl GuestLimit {
         let before = vm.clamp(vcpu)?;
         vm.ask(format!("write {} {}", self.file, self.set))?;
         let during = settled(SOON, || vm.clamp(vcpu), is_limited)?;
-        // A ceiling keeps the host from following the vCPU's own load; a light load is below a floor.
-        let mut opps = policy.opps.iter().copied();
-        let wanted = match self.does {
-            Does::Lower => Some(policy.min()),
-            Does::Raise => opps.find(|khz| policy.util(*khz) >= during.0),
-            Does::Nothing => None,
+        // A ceiling keeps the host from following the vCPU's own load. A floor is above that of a light
+        // load, and in force while that runs.
+        let raised = raised_to(policy);
+        let (khz, is_followed) = match self.does {
+            Does::Lower => {
+                let khz = host_runs_at(policy, vm, policy.min())?;
+                (Some(khz), khz == policy.min())
+            }
+            Does::Raise => {
+                let khz = highest_khz(policy, vm)?;
+                (Some(khz), khz >= raised)
+            }
+            Does::Nothing => (None, true),
         };
-        let khz = wanted
-            .map(|wanted| host_runs_at(policy, vm, wanted))
-            .transpose()?;
         vm.ask(format!("write {} {}", self.file, self.free))?;
         let after = settled(SOON, || vm.clamp(vcpu), |now| !is_limited(now))?;
         vm.ask("stop load")?;
         let right = !is_limited(&before)
             && is_limited(&during) == (self.does != Does::Nothing)
-            && khz == wanted
+            && is_followed
             && !is_limited(&after);
         Ok(json!({
             "right": right, "code": self.code, "limit": bound, "clamps": [before, during, after],

@@ -13,6 +13,7 @@ use super::backend::{Offered, RunningBackend};
 use super::config::BridgeConfig;
 use super::guest::{BridgeDevice, GuestFacts};
 use super::ioeventfd::{IoeventfdPath, IoeventfdPlan};
+use super::retry::Retry;
 use crate::error::{Context, PathError};
 use crate::guest_pages::{GuestPages, GuestPagesRegion};
 use crate::mmio_device::{MmioDevice, SwappableDevice};
@@ -47,8 +48,8 @@ pub struct CurrentPath {
     /// What KVM is to do.
     pub offload: Option<Arc<KvmOffload>>,
     pub tunings: Tunings,
-    /// Domains of which it isn't known that the host keeps to their tunings, and a vCPU of each.
-    pub not_in_force: BTreeMap<DomainId, VcpuId>,
+    /// Domains of which it isn't known that the host keeps to their tunings.
+    pub not_in_force: BTreeMap<DomainId, Retry>,
 }
 
 pub type NamedBackend = (&'static str, Box<dyn RunningBackend>);

@@ -16,6 +16,7 @@ mod handle;
 mod inner;
 mod ioeventfd;
 mod pcpus;
+mod retry;
 mod snapshot;
 mod tune;
 

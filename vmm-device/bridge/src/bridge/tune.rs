@@ -10,6 +10,7 @@ use vcpufreq_host::monotonic_ns;
 
 use super::handle::BridgeHandle;
 use super::inner::{BridgeInner, CurrentPath};
+use super::retry::Retry;
 use crate::event_stats::HostEvent;
 use crate::tune::{TuneClient, TuneEnd, TuneError, TuneRequest, Tuning};
 
@@ -126,10 +127,13 @@ impl BridgeInner {
         }
     }
 
-    /// Tries again what the host has refused: the guest may make no request that would.
+    /// Tries again what the host has refused, ever less often: the guest may never make a request that
+    /// would apply it.
     pub(super) fn retry_bounds(&self) {
         let mut active = self.active();
-        for vcpu in std::mem::take(&mut active.not_in_force).into_values() {
+        let retries = active.not_in_force.values_mut();
+        let due: Vec<VcpuId> = retries.filter_map(Retry::due).collect();
+        for vcpu in due {
             let _ = self.put_bounds(&mut active, vcpu);
         }
     }
@@ -148,8 +152,17 @@ impl BridgeInner {
             false => self.device.apply_bounds(vcpu),
         };
         // What came of it in another thread isn't known here.
-        if matches!(applied, None | Some(Err(ActuateError::Refused { .. }))) {
-            active.not_in_force.insert(spec.domain, vcpu);
+        // A domain without a thread has its group, and later a thread again.
+        let is_open = match applied {
+            None => true,
+            Some(Err(error)) => !matches!(error, ActuateError::NotApplicable { .. }),
+            Some(Ok(())) => false,
+        };
+        if is_open {
+            active
+                .not_in_force
+                .entry(spec.domain)
+                .or_insert(Retry::new(vcpu));
         } else {
             active.not_in_force.remove(&spec.domain);
         }

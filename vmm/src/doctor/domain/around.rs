@@ -5,13 +5,12 @@
 use clap::{Args, Command, FromArgMatches};
 use vcpufreq_host::undo::KernelHost;
 use vcpufreq_host::{CpuList, HostCpus, HostRoot};
-use vcpufreq_rt::cli::{PartitionArgs, Wanted};
 
 use crate::{
+    config::served_vm::ServedVmConfig,
     message::{chain, usage},
     options::{file, serve::ServeArgs},
-    rt_guest::Record,
-    serve::Served,
+    rt_guest::{PartitionArgs, Record, Wanted},
 };
 
 /// What the hook of libvirt applies for real-time domains.
@@ -87,7 +86,8 @@ fn by_hook(root: &HostRoot, kernel: &KernelHost) -> Result<Wanted, String> {
     args.wanted(kernel).map_err(|error| chain(&error))
 }
 
-/// The options that `vcpufreq serve --config PATH` takes, and starts with on this host.
+/// The options that `vcpufreq serve --config PATH` takes, and starts with as far as they and this host's
+/// CPUs tell: whether it may load programs, its own rights decide.
 fn server_options(root: &HostRoot, path: &str) -> Result<Option<ServeArgs>, String> {
     let path = &root.path(path);
     if !path.exists() {
@@ -108,7 +108,7 @@ fn server_options(root: &HostRoot, path: &str) -> Result<Option<ServeArgs>, Stri
     let options = options.map_err(|error| usage(&error))?;
     let checked = options.listen.check();
     let checked = checked.and_then(|()| options.served.check());
-    let served = checked.and_then(|()| Served::of_options(options.served.clone(), root.clone()));
+    let served = checked.and_then(|()| ServedVmConfig::of(&options.served, root));
     served.map_err(|error| chain(&error))?;
     Ok(Some(options))
 }

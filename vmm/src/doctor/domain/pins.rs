@@ -26,7 +26,7 @@ fn pin_line(vcpu: u32, cpus: &CpuList) -> String {
 }
 
 fn vcpus(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
-    let mut found: Vec<_> = [not_kept_off(of), unpinned(of), not_online(of)]
+    let mut found: Vec<_> = [may_share_rt_cpus(of), unpinned(of), not_online(of)]
         .into_iter()
         .flatten()
         .collect();
@@ -44,7 +44,7 @@ fn vcpus(of: &CheckedDomain<'_>) -> Vec<DoctorFinding> {
 }
 
 /// Ordinary vCPUs that neither libvirt nor the server pins, beside real-time ones of the server's.
-fn bare(of: &CheckedDomain<'_>) -> CpuList {
+fn unpinned_anywhere(of: &CheckedDomain<'_>) -> CpuList {
     let is_pinned = |vcpu| of.xml.pin(vcpu).is_some() || of.server_pin(vcpu).is_some();
     let is_bare = |vcpu: &u32| !of.real_time.contains(*vcpu) && !is_pinned(*vcpu);
     let vcpus = of.vcpus().filter(|_| of.is_served_real_time());
@@ -52,8 +52,8 @@ fn bare(of: &CheckedDomain<'_>) -> CpuList {
 }
 
 /// Whether libvirt alone has to keep a vCPU off real-time CPUs.
-fn not_kept_off(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
-    let vcpus = bare(of);
+fn may_share_rt_cpus(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
+    let vcpus = unpinned_anywhere(of);
     let (first, cpus) = (vcpus.iter().next()?, &of.real_time_cpus);
     let what = format!(
         "vCPU {vcpus} has none, here and in {}",
@@ -79,7 +79,7 @@ fn not_kept_off(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
 
 fn unpinned(of: &CheckedDomain<'_>) -> Option<DoctorFinding> {
     let vcpus = of.vcpus().filter(|vcpu| of.xml.pin(*vcpu).is_none());
-    let vcpus = vcpus.collect::<CpuList>().without(&bare(of));
+    let vcpus = vcpus.collect::<CpuList>().without(&unpinned_anywhere(of));
     let real_time = vcpus.and(&of.real_time);
     let first = real_time.iter().chain(vcpus.iter()).next()?;
     let pins = of.vcpus().filter_map(|vcpu| of.xml.pin(vcpu));
@@ -271,8 +271,8 @@ fn by_hook(of: &CheckedDomain<'_>, cpus: &CpuList) -> DoctorFinding {
     };
     let cpuset = wanted.profile.settings.cpuset;
     let made = format!("profile {} makes a cpuset", wanted.profile_name);
-    let against = against(of, &given, cpuset.map(|_| made));
-    against.unwrap_or_else(|| {
+    let found = conflict(of, &given, cpuset.map(|_| made));
+    found.unwrap_or_else(|| {
         let what = format!("CPU {cpus}: by the hook, with {HOST_FILE}");
         DoctorFinding::good(APART, what, "before the domain starts")
     })
@@ -295,15 +295,15 @@ fn by_record(of: &CheckedDomain<'_>, record: &Record, cpus: &CpuList) -> DoctorF
     }
     let cpuset = record.profile.settings.cpuset;
     let made = format!("profile {} has made a cpuset", record.profile_name);
-    let against = against(of, &given, cpuset.map(|_| made));
-    against.unwrap_or_else(|| {
+    let found = conflict(of, &given, cpuset.map(|_| made));
+    found.unwrap_or_else(|| {
         DoctorFinding::good(APART, format!("CPU {cpus}"), "nothing else runs there")
     })
 }
 
-/// What of a domain doesn't suit settings that give these CPUs to real-time guests, and make such a
-/// cpuset.
-fn against(
+/// What in a domain conflicts with settings that give these CPUs to real-time guests; `cpuset` says how
+/// they come to a cpuset, if they do.
+fn conflict(
     of: &CheckedDomain<'_>,
     given: &CpuList,
     cpuset: Option<String>,
