@@ -103,6 +103,13 @@ impl RunningExec {
         found.parse().expect("a process")
     }
 
+    /// Its next line on stderr.
+    fn said(&mut self) -> String {
+        let mut line = String::new();
+        assert_ne!(self.errors.read_line(&mut line).expect("a line"), 0);
+        line
+    }
+
     /// The exit code, stdout and stderr, when exec, command and guardian have all ended.
     fn end(mut self) -> (Option<i32>, String, String) {
         let mut texts = [String::new(), String::new()];
@@ -297,6 +304,25 @@ fn exec_restores_without_its_guardian() {
     }
     send(Signal::SIGCONT, running.pid());
     assert_eq!(running.end().0, Some(143));
+    assert_as_before(&dir);
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_guardian_that_is_stopped() {
+    let dir = host();
+    let mut running = RunningExec::start(&dir, "exec sleep 3600.25");
+    let guardian = running.guardian();
+    send(Signal::SIGSTOP, guardian);
+    send(Signal::SIGTERM, running.pid());
+    while !running.said().contains("waits for the guardian to restore") {}
+    send(Signal::SIGTERM, running.pid());
+    let line = running.said();
+    let goes_on = format!("process {guardian}, goes on to restore");
+    assert!(line.contains(&goes_on), "{line}");
+    assert_eq!(running.child.wait().expect("its end").code(), Some(143));
+    assert_eq!(swappiness(&dir), "10");
+    send(Signal::SIGCONT, guardian);
+    running.end();
     assert_as_before(&dir);
 }
 

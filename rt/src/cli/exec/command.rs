@@ -5,7 +5,10 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{self, Seek as _},
-    os::{fd::AsFd as _, unix::process::ExitStatusExt as _},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::process::ExitStatusExt as _,
+    },
     path::Path,
     process::{Child, Command, ExitStatus},
 };
@@ -64,17 +67,27 @@ impl CommandSignals {
         Ok(Self(file))
     }
 
-    /// One that came before the command was started.
+    /// The first one that has come, but for a child's end.
     fn pending(&self) -> anyhow::Result<Option<Signal>> {
         let mut files = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         while poll(&mut files, PollTimeout::ZERO)? > 0 {
             let signal = self.next()?.signal;
-            // Else the guardian was killed: the wait for the command replaces it.
+            // Of the guardian: the wait for the command replaces one that was killed.
             if signal != Signal::SIGCHLD {
                 return Ok(Some(signal));
             }
         }
         Ok(None)
+    }
+
+    /// Whether one has come that asks exec to end. Others that have come are lost.
+    pub(super) fn has_been_told_to_end(&self) -> anyhow::Result<bool> {
+        while let Some(signal) = self.pending()? {
+            if !matches!(signal, Signal::SIGUSR1 | Signal::SIGUSR2) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The next one.
@@ -93,6 +106,13 @@ impl CommandSignals {
                 Err(error) => return Err(error).context("can't wait for signals"),
             }
         }
+    }
+}
+
+impl AsFd for CommandSignals {
+    /// Readable when one has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -4,10 +4,10 @@
 
 use std::{
     env::current_dir,
-    io::{self, Read as _},
+    io,
     os::fd::AsFd as _,
     path::Path,
-    process::{Child, ChildStdout, Command, Stdio, id},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio, id},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -17,12 +17,13 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sched::{CpuSet, sched_setaffinity},
     sys::signal::SigSet,
-    unistd::{Pid, setsid},
+    unistd::{Pid, read, setsid},
 };
 use vcpufreq_host::CpuList;
 
 use vcpufreq_host::undo::{KernelHost, Owner};
 
+use super::command::CommandSignals;
 use crate::{
     cli::{
         args::GuardArgs,
@@ -39,11 +40,17 @@ const STARTS_WITHIN: Duration = Duration::from_secs(if cfg!(debug_assertions) { 
 const SILENCE: Duration = Duration::from_secs(1);
 /// How long a guest of the command, or a thread in a partition, may take to end.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
+/// How long the guardian may take to restore, which waits for that end.
+const RESTORES_WITHIN: Duration =
+    Duration::from_secs(if cfg!(debug_assertions) { 600 } else { 40 });
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+const UNHEARD: &str = "can't hear from the guardian";
 
 /// A guardian, seen from exec. One that is dropped restores when this process is gone.
 pub(super) struct RestoreGuardian {
     child: Child,
+    /// Nothing comes any more: it ends when the guardian does.
+    output: ChildStdout,
     command: Command,
     owner: Owner,
     /// It has ended, and another one could not be started.
@@ -65,8 +72,10 @@ impl RestoreGuardian {
         }
         command.current_dir(root.unwrap_or(Path::new("/")));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let (child, output) = on_guard(&mut command)?;
         Ok(Self {
-            child: on_guard(&mut command)?,
+            child,
+            output,
             command,
             owner,
             is_lost: false,
@@ -79,8 +88,8 @@ impl RestoreGuardian {
             return;
         }
         match on_guard(&mut self.command) {
-            Ok(child) => {
-                self.child = child;
+            Ok((child, output)) => {
+                (self.child, self.output) = (child, output);
                 warn("the guardian has ended; another is on guard");
             }
             Err(error) => {
@@ -102,23 +111,91 @@ impl RestoreGuardian {
         end_now(&mut self.child);
     }
 
-    /// Has it restore, and waits for that. What is left, it names; a guardian that was killed, can't.
-    pub(super) fn end(mut self, host: &KernelHost) {
-        // Closes its stdin.
-        let status = self.child.wait();
-        if !status.is_ok_and(|status| status.code().is_some()) {
+    /// Has it restore, and waits for that. What is left, it names; a guardian that was killed, or
+    /// hangs, can't. A signal that asks exec to end ends a long wait, and the guardian restores alone.
+    pub(super) fn end(self, host: &KernelHost, signals: &CommandSignals) {
+        self.end_within(RESTORES_WITHIN, host, signals);
+    }
+
+    fn end_within(mut self, within: Duration, host: &KernelHost, signals: &CommandSignals) {
+        drop(self.child.stdin.take());
+        let pid = self.child.id();
+        match self.ends_within(within, signals) {
+            Ok(GuardianEnd::Ended) => {}
+            Ok(GuardianEnd::Signal) => {
+                return warn(&format!(
+                    "told to end; the guardian, process {pid}, goes on to restore"
+                ));
+            }
+            Ok(GuardianEnd::Hangs) => {
+                warn(&format!("the guardian, process {pid}, hangs; it is killed"));
+                let _ = self.child.kill();
+            }
+            Err(why) => warn(&format!("{why:#}")),
+        }
+        // One that the kernel can't end yet is waited for no longer.
+        let mut files = [PollFd::new(self.output.as_fd(), PollFlags::POLLIN)];
+        let has_ended = poll(&mut files, PollTimeout::from(1000_u16)).is_ok_and(|ready| ready > 0);
+        let status = has_ended.then(|| self.child.wait().ok()).flatten();
+        if !status.is_some_and(has_tried) {
             bring_back(host, &self.owner);
+        }
+    }
+
+    /// Waits for its end. After a second a signal ends that.
+    fn ends_within(
+        &self,
+        within: Duration,
+        signals: &CommandSignals,
+    ) -> anyhow::Result<GuardianEnd> {
+        let until = Instant::now() + within;
+        let mut files = vec![PollFd::new(self.output.as_fd(), PollFlags::POLLIN)];
+        let mut part = within.min(SILENCE);
+        loop {
+            poll(&mut files, PollTimeout::try_from(part)?).context(UNHEARD)?;
+            if files[0].any() == Some(true) {
+                return Ok(GuardianEnd::Ended);
+            }
+            if files.len() > 1 && signals.has_been_told_to_end()? {
+                return Ok(GuardianEnd::Signal);
+            }
+            part = until.saturating_duration_since(Instant::now());
+            if part.is_zero() {
+                return Ok(GuardianEnd::Hangs);
+            }
+            if files.len() == 1 {
+                let most = within.as_secs();
+                warn(&format!(
+                    "waits for the guardian to restore, at most {most} s"
+                ));
+                files.push(PollFd::new(signals.as_fd(), PollFlags::POLLIN));
+            }
         }
     }
 }
 
-/// Starts a guardian; it is on guard when this returns.
-fn on_guard(command: &mut Command) -> anyhow::Result<Child> {
+/// How a wait for the end of a guardian has ended.
+enum GuardianEnd {
+    Ended,
+    /// By a signal that asks exec to end.
+    Signal,
+    /// It has not ended in time.
+    Hangs,
+}
+
+/// Whether a guardian has restored, or has named what is left: [`guard`]'s exit codes. One that
+/// panicked has another.
+fn has_tried(status: ExitStatus) -> bool {
+    matches!(status.code(), Some(0 | 1))
+}
+
+/// Starts a guardian, with its output; it is on guard when this returns.
+fn on_guard(command: &mut Command) -> anyhow::Result<(Child, ChildStdout)> {
     let mut child = command.spawn().context(
         "can't start the guardian; check that /proc is mounted and processes can be started",
     )?;
     let output = child.stdout.take().context("the guardian has no output")?;
-    let ready = hear_ready(output, STARTS_WITHIN);
+    let ready = hear_ready(&output, STARTS_WITHIN);
     if ready.is_err() {
         end_now(&mut child);
     }
@@ -126,7 +203,7 @@ fn on_guard(command: &mut Command) -> anyhow::Result<Child> {
         let status = child.wait().context("the guardian did not start")?;
         bail!("the guardian ended at once with {status}; try again");
     }
-    Ok(child)
+    Ok((child, output))
 }
 
 fn end_now(guardian: &mut Child) {
@@ -136,8 +213,7 @@ fn end_now(guardian: &mut Child) {
 }
 
 /// Whether a guardian with this output is on guard, or has ended; waits for that so long at most.
-fn hear_ready(output: ChildStdout, within: Duration) -> anyhow::Result<bool> {
-    const UNHEARD: &str = "can't hear from the guardian";
+fn hear_ready(output: &ChildStdout, within: Duration) -> anyhow::Result<bool> {
     // The signals of exec are blocked, and end no wait.
     let is_heard = |within| -> anyhow::Result<bool> {
         let mut files = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
@@ -152,11 +228,10 @@ fn hear_ready(output: ChildStdout, within: Duration) -> anyhow::Result<bool> {
             bail!("the guardian doesn't start; try again");
         }
     }
-    let mut said = String::new();
+    let mut said = [0; READY.len()];
     // The guardian writes all of it at once.
-    let read = output.take(READY.len() as u64).read_to_string(&mut said);
-    read.context(UNHEARD)?;
-    Ok(said == READY)
+    let bytes = read(output, &mut said).context(UNHEARD)?;
+    Ok(said[..bytes] == *READY.as_bytes())
 }
 
 /// The guardian's own life; its exit code is 1 if something is left.
@@ -233,19 +308,56 @@ fn bring_back(host: &KernelHost, owner: &Owner) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! A guardian that says nothing is given up.
+    //! A guardian that says nothing is given up, and one that doesn't end. One that has not restored is
+    //! known by its exit code.
+    use std::{fs, os::unix::process::ExitStatusExt as _};
+
     use super::*;
 
-    #[test]
-    fn a_guardian_that_does_not_start_is_given_up() {
+    /// A process that stands for a guardian.
+    fn sleeping() -> (Child, ChildStdout) {
         let mut command = Command::new("sleep");
         let command = command.arg("3600").stdout(Stdio::piped());
         let mut child = command.spawn().expect("a process");
         let output = child.stdout.take().expect("stdout");
-        let heard = hear_ready(output, Duration::from_millis(1));
+        (child, output)
+    }
+
+    #[test]
+    fn a_guardian_that_does_not_start_is_given_up() {
+        let (mut child, output) = sleeping();
+        let heard = hear_ready(&output, Duration::from_millis(1));
         let line = heard.expect_err("it said nothing").to_string();
         assert!(line.contains("doesn't start"), "{line}");
-        child.kill().expect("a child");
-        child.wait().expect("its end");
+        end_now(&mut child);
+    }
+
+    #[test]
+    fn a_guardian_that_does_not_end_is_killed() {
+        let (child, output) = sleeping();
+        let process = format!("/proc/{}", child.id());
+        let guardian = RestoreGuardian {
+            child,
+            output,
+            command: Command::new("sleep"),
+            owner: process_of_this(),
+            is_lost: false,
+        };
+        let host = tempfile::TempDir::new().expect("a folder");
+        let host = KernelHost::at(host.path());
+        let signals = CommandSignals::take().expect("signals");
+        guardian.end_within(Duration::from_millis(1), &host, &signals);
+        assert!(fs::metadata(process).is_err());
+    }
+
+    fn process_of_this() -> Owner {
+        process(id()).expect("this process")
+    }
+
+    #[test]
+    fn a_guardian_that_panicked_has_not_restored() {
+        let tried = [0, 1, 2, 101].map(|code| has_tried(ExitStatus::from_raw(code << 8)));
+        assert_eq!(tried, [true, true, false, false]);
+        assert!(!has_tried(ExitStatus::from_raw(9)), "killed");
     }
 }

@@ -6,7 +6,7 @@
 //!   └──▶ CMD         the kernel closes the pipe when exec is gone, kill -9 included
 //! ```
 //! The guardian restores in each case, so there is one way back. exec replaces one that was
-//! killed, and restores only if it can't. If both are killed at once, the record stays for
+//! killed, and restores only if it can't, or if its guardian hangs. If both are killed, the record stays for
 //! `vcpufreq rt restore`.
 
 mod command;
@@ -52,7 +52,7 @@ pub(super) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
         return Err(why);
     }
     let done = command::run(&args.command, group.as_deref(), &signals, &mut guardian);
-    guardian.end(&host);
+    guardian.end(&host, &signals);
     done
 }
 
