@@ -5,7 +5,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -20,9 +20,14 @@ use crate::lifecycle::record::{NoRecord, OwnerStatus, VmmRecord};
 use crate::lifecycle::record_names::{is_unfinished, pid_of};
 use crate::lifecycle::state::{self, StateDir};
 use crate::message::chain;
+use crate::patience::{patience_of, patiently};
 
 /// How long processes that were just killed may take to leave their cgroup.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long others may hold records of dead VMMs, in seconds. What they put back is then as it was: a VMM
+/// that starts looks at it.
+const CLAIMED_WITHIN: u64 = 5;
+const TRY_EVERY: Duration = Duration::from_millis(20);
 
 /// What cleaning up did.
 #[derive(Debug, Default)]
@@ -43,6 +48,8 @@ pub struct Cleaner<'a> {
     pub may_be_group: fn(&Path) -> bool,
     /// How long to wait for processes that are ending.
     pub patience: Duration,
+    /// How long to wait for others that clean up by the same records, of all records together.
+    pub claims_within: Duration,
 }
 
 /// In cgroup v2 only the kernel makes files.
@@ -61,13 +68,15 @@ impl<'a> Cleaner<'a> {
             tree: &vcpufreq_host::KernelTree,
             may_be_group,
             patience: PATIENCE,
+            claims_within: patience_of(CLAIMED_WITHIN),
         }
     }
 
     /// Removes what all records of dead VMMs name.
     ///
     /// # Errors
-    /// When the records can't be listed, or one isn't a VMM's; nothing is removed then.
+    /// When the records can't be listed, or one isn't a VMM's; nothing is removed then. When a signal
+    /// asks this program to end, which waits for another that cleans up.
     pub fn by_records(&self, dir: &StateDir) -> anyhow::Result<Cleaned> {
         let mut cleaned = Cleaned::default();
         let records = dir.list()?;
@@ -76,9 +85,10 @@ impl<'a> Cleaner<'a> {
                 self.check(path, record)?;
             }
         }
+        let mut left = self.claims_within;
         for (path, record) in records {
             match record {
-                Ok(record) => self.by_record(&path, &record, &mut cleaned),
+                Ok(record) => self.by_record_within(&mut left, (&path, &record), &mut cleaned)?,
                 Err(why) => self.unreadable(&path, &why, &mut cleaned),
             }
         }
@@ -103,29 +113,47 @@ impl<'a> Cleaner<'a> {
     }
 
     /// Removes what one record names, and the record, if its VMM is dead.
-    pub fn by_record(&self, path: &Path, record: &VmmRecord, cleaned: &mut Cleaned) {
+    ///
+    /// # Errors
+    /// As [`Self::by_records`], by a signal.
+    pub fn by_record(
+        &self,
+        path: &Path,
+        record: &VmmRecord,
+        cleaned: &mut Cleaned,
+    ) -> anyhow::Result<()> {
+        let mut left = self.claims_within;
+        self.by_record_within(&mut left, (path, record), cleaned)
+    }
+
+    fn by_record_within(
+        &self,
+        left: &mut Duration,
+        (path, record): (&Path, &VmmRecord),
+        cleaned: &mut Cleaned,
+    ) -> anyhow::Result<()> {
         let status = record.owner.status(&KernelHost::from(self.host));
         match status {
-            OwnerStatus::InUse => return,
+            OwnerStatus::InUse => return Ok(()),
             OwnerStatus::Unseen => {
                 let pid = record.owner.pid;
                 let path = path.display();
                 cleaned.left.push(format!(
                     "{path}: process {pid} can't be seen from here; run cleanup in its PID namespace, with /proc mounted"
                 ));
-                return;
+                return Ok(());
             }
             OwnerStatus::Stale | OwnerStatus::OtherBoot => {}
         }
-        let _claimed = match self.claim(path) {
+        let _claimed = match claim(path, left)? {
             Ok(Some(claimed)) => claimed,
-            Ok(None) => return,
+            Ok(None) => return Ok(()),
             Err(why) => {
                 let path = path.display();
                 cleaned
                     .left
                     .push(format!("{path}: another process cleans up after it: {why}"));
-                return;
+                return Ok(());
             }
         };
         let dir = StateDir::at(path.parent().unwrap_or(path));
@@ -137,6 +165,7 @@ impl<'a> Cleaner<'a> {
             cleaned.removed.push(path.to_owned());
         }
         cleaned.left.extend(left);
+        Ok(())
     }
 
     /// Undoes what `record` names, as far as it can be, and removes it from `dir` if that is all.
@@ -199,12 +228,6 @@ impl<'a> Cleaner<'a> {
         }
     }
 
-    /// Holds a dead VMM's record, against others that clean up after it: of two, the later would
-    /// undo what another guest has set by then. `None` when there is nothing left to do.
-    fn claim(&self, path: &Path) -> io::Result<Option<LockedFile>> {
-        state::hold(path, self.patience)
-    }
-
     /// A file that is no valid record is removed only if it is the unfinished record of a process
     /// that has ended: a VMM makes nothing before its record is complete.
     fn unreadable(&self, path: &Path, why: &anyhow::Error, cleaned: &mut Cleaned) {
@@ -240,6 +263,27 @@ impl<'a> Cleaner<'a> {
             }
         }
     }
+}
+
+/// Holds a dead VMM's record, against others that clean up after it: of two, the later would
+/// undo what another guest has set by then. `None` when there is nothing left to do. A wait for another
+/// takes of the time that is `left`.
+///
+/// # Errors
+/// When a signal ends that wait.
+fn claim(path: &Path, left: &mut Duration) -> anyhow::Result<io::Result<Option<LockedFile>>> {
+    let begun = Instant::now();
+    let what = format!("for another process, which cleans up by {}", path.display());
+    let claimed = patiently(*left, &what, |part| {
+        match state::hold(path, Duration::ZERO) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                part.is_ready(&[], TRY_EVERY).map(|_| None)
+            }
+            held => Ok(Some(held)),
+        }
+    });
+    *left = left.saturating_sub(begun.elapsed());
+    Ok(claimed?.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into())))
 }
 
 /// Why it can't be removed, in a line.

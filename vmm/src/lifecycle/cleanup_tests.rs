@@ -4,8 +4,10 @@
 
 use std::{fs, io};
 
+use nix::sys::signal::{Signal, raise};
+
 use super::*;
-use crate::lifecycle::record::Owner;
+use crate::{lifecycle::record::Owner, signals::EndSignals};
 use vcpufreq_host::{RaisedGroups, fakes::FakeHost};
 
 /// Directories in place of cgroups: what the kernel does on mkdir and rmdir.
@@ -113,6 +115,7 @@ impl Scene {
             tree: &Directories,
             may_be_group: |path| !path.exists() || path.join("cgroup.procs").exists(),
             patience: Duration::from_millis(20),
+            claims_within: Duration::from_millis(20),
         };
         cleaner.by_records(&self.state).unwrap()
     }
@@ -194,6 +197,41 @@ fn a_group_in_use_stays_with_its_record_and_is_reported() {
     let cleaned = scene.clean();
     assert_eq!(cleaned.left.len(), 1, "{cleaned:?}");
     assert!(cleaned.left[0].contains("still in use"), "{cleaned:?}");
+    assert_eq!(scene.there(), (true, true));
+}
+
+// A guardian holds a record as long as a cgroup is busy: the next server is not deaf meanwhile.
+#[test]
+fn a_signal_ends_the_wait_for_others_that_clean_up() {
+    let told = std::thread::spawn(|| {
+        let _signals = EndSignals::take().unwrap();
+        raise(Signal::SIGTERM).unwrap();
+        let scene = Scene::new();
+        let _held = state::hold(&scene.state.record_path(7), Duration::ZERO).unwrap();
+        let host = scene.host.root();
+        let cleaner = Cleaner {
+            may_be_group: |_| true,
+            claims_within: Duration::from_secs(600),
+            ..Cleaner::new(&host)
+        };
+        let told = cleaner.by_records(&scene.state).unwrap_err().to_string();
+        (told, scene.there())
+    });
+    let told = told.join().unwrap();
+    assert_eq!(
+        told,
+        ("this program is told to end".to_owned(), (true, true))
+    );
+}
+
+#[test]
+fn what_another_cleans_up_stays_and_is_reported() {
+    let scene = Scene::new();
+    let _held = state::hold(&scene.state.record_path(7), Duration::ZERO).unwrap();
+    let cleaned = scene.clean();
+    assert_eq!(cleaned.left.len(), 1, "{cleaned:?}");
+    let what = "another process cleans up after it";
+    assert!(cleaned.left[0].contains(what), "{cleaned:?}");
     assert_eq!(scene.there(), (true, true));
 }
 

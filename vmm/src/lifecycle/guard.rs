@@ -179,6 +179,7 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
     let host = HostRoot::default();
     let cleaner = Cleaner {
         patience: PATIENCE,
+        claims_within: PATIENCE,
         ..Cleaner::new(&host)
     };
     let mut cleaned = Cleaned::default();
@@ -188,7 +189,7 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
             wait_for_end(&record.owner, path, &KernelHost::from(&host));
             #[cfg(feature = "bpf")]
             vcpufreq_host_bpf::sweep();
-            cleaner.by_record(path, &record, &mut cleaned);
+            cleaner.by_record(path, &record, &mut cleaned)?;
         }
         // Removed by the VMM itself, or never finished.
         Err(NoRecord::Gone) => state::remove_beside(path)?,
