@@ -4,11 +4,10 @@
 //! written before the VMM gets them, and removed when the VMM has ended.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use vcpufreq_host::HostRoot;
-use vcpufreq_host::undo::{Journal, KernelHost, LockedFile, Untrusted, read_strictly, unfinished};
+use vcpufreq_host::undo::{Journal, KernelHost, Untrusted, read_strictly, unfinished};
 
 use super::record::{Owner, OwnerStatus};
 use super::state::StateDir;
@@ -61,14 +60,6 @@ impl StateDir {
     pub fn write_vm(&self, vm: &KeptVm) -> anyhow::Result<()> {
         let text = serde_json::to_string(vm)?;
         self.write_file(&format!("{}{SUFFIX}", vm.vmm.pid), &text)
-    }
-
-    /// Holds them all against other servers; another one may hold them as long as `patience`.
-    ///
-    /// # Errors
-    /// As [`Journal::lock`].
-    pub fn lock_vms(&self, patience: Duration) -> std::io::Result<LockedFile> {
-        self.journal().lock(patience)
     }
 
     /// Removes that of VMM `pid`, if there is one.

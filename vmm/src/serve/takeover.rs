@@ -13,7 +13,6 @@ use std::{
     },
     path::Path,
     sync::Arc,
-    time::Duration,
 };
 
 use anyhow::{Context, anyhow, bail};
@@ -36,14 +35,11 @@ use crate::{
     },
     manager,
     message::{chain, warn},
-    patience::patience,
     sys,
 };
 
 /// What the kernel calls the file of a memory that a server has made.
 const MEMORY: &str = "/memfd:vcpufreq (deleted)";
-/// How long another server may hold the records.
-const LOCKED_WITHIN: Duration = patience(10);
 /// The name by which the service manager keeps the files of a VMM begins so, and ends with its
 /// number.
 const STORED: &str = "vm-";
@@ -241,11 +237,13 @@ pub fn is_of(vm: &KeptVm, ram: &File, place: RamPlace) -> io::Result<bool> {
 /// record there is no folder to hold, and the result is none.
 ///
 /// # Errors
-/// When another one holds the records for long, or they can't be opened.
+/// As [`StateDir::lock`].
 pub fn lock() -> anyhow::Result<Option<LockedFile>> {
-    match StateDir::of_user()?.lock_vms(LOCKED_WITHIN) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        locked => Ok(Some(locked.context("another server holds the records")?)),
+    let locked = StateDir::of_user()?.lock();
+    let why = locked.as_ref().err().and_then(|error| error.downcast_ref());
+    match why.map(io::Error::kind) {
+        Some(io::ErrorKind::NotFound) => Ok(None),
+        _ => locked.map(Some),
     }
 }
 

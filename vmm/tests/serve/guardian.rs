@@ -149,7 +149,7 @@ fn plant(dir: &StateDir) {
     dir.write(&record).unwrap();
 }
 
-fn hold(run: &Path) -> Flock<File> {
+pub fn hold(run: &Path) -> Flock<File> {
     let dir = File::open(run.join("vcpufreq")).unwrap();
     Flock::lock(dir, FlockArg::LockExclusive).unwrap()
 }

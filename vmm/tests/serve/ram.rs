@@ -4,13 +4,14 @@
 //! scribbles over its RAM makes the server no larger, and has its next request. What can't be served is
 //! one line and the exit code for that.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, os::unix::fs::DirBuilderExt, path::PathBuf, process::Command};
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use vcpufreq_vm::fakes::qemu_tree;
 
 use super::{
+    guardian::hold,
     left,
     server::{ONE_VCPU, PROGRAM, Server},
     vmm::Vmm,
@@ -156,6 +157,24 @@ fn a_signal_ends_a_server_that_waits() {
     assert_eq!(server.end(Signal::SIGTERM).0.code(), Some(0));
     // It was served by none.
     assert!(!vmm.is_kept());
+    vmm.end();
+}
+
+#[test]
+fn a_signal_ends_a_wait_for_the_records() {
+    let Some((dir, dtb)) = tree() else { return };
+    let run = dir.path().join("run");
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .recursive(true)
+        .create(run.join("vcpufreq"))
+        .unwrap();
+    let held = hold(&run);
+    let mut vmm = vmm_of(dtb.to_str().unwrap());
+    let server = Server::start_alone_by_ram(&dtb, &run, &format!("--pid={}", vmm.pid));
+    server.hear("waits for another vcpufreq");
+    assert_eq!(server.end(Signal::SIGTERM).0.code(), Some(0));
+    drop(held);
     vmm.end();
 }
 

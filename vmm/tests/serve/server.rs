@@ -84,7 +84,17 @@ impl Server {
         Self::spawn(command.arg("--dtb").arg(dtb).args(process), host)
     }
 
-    /// The same for a VM that these options describe.
+    /// The same, whose records are among its own ones, in `run`.
+    pub fn start_alone_by_ram(dtb: &Path, run: &Path, process: &str) -> Self {
+        let host = host();
+        let mut command = Self::command("serve", &host, &ONE_VCPU);
+        command
+            .env("OWN_RUN", run)
+            .env("VCPUFREQ_TEST_PATIENCE", "600");
+        Self::spawn(command.arg("--dtb").arg(dtb).arg(process), host)
+    }
+
+    /// One of a VMM that connects, and that these options describe.
     pub fn start_for(socket: &Path, vm: &[&str]) -> Self {
         let host = host();
         Self::spawn(&mut Self::serve_at(socket, &host, vm), host)
