@@ -20,6 +20,9 @@ use super::{
 };
 use crate::sys;
 
+/// What to do about a VMM that doesn't read.
+pub const READ_CURE: &str = "if it is QEMU, leave reconnect= and reconnect-ms= out of its -chardev";
+
 /// How often the requests of vCPUs without a doorbell are read.
 pub const RING_EVERY: Duration = Duration::from_millis(10);
 /// Looks, a second apart, within which QEMU has read what it was sent, or is no QEMU that will.
@@ -80,12 +83,8 @@ impl HandOver {
                     // It makes use of what it has read until the next look.
                     _ => HandOverState::Read,
                 };
-                (looks == READS_WITHIN).then(|| {
-                    format!(
-                        "process {pid} doesn't read what it was sent; if it is QEMU, leave \
-                         reconnect= and reconnect-ms= out of its -chardev"
-                    )
-                })
+                (looks == READS_WITHIN)
+                    .then(|| format!("process {pid} doesn't read what it was sent; {READ_CURE}"))
             }
             HandOverState::Read => {
                 self.state = HandOverState::Checked;

@@ -2,9 +2,9 @@
 //! A machine while it is made: what is changed for it on the host, the process of its bridge, and what
 //! its VMM gets.
 
-use std::{cell::Cell, os::fd::AsRawFd, time::Duration};
+use std::{cell::Cell, io::ErrorKind, os::fd::AsRawFd};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::undo::{JournalEntry, KernelHost};
 use vcpufreq_host::{
@@ -16,6 +16,7 @@ use super::{
     Served, ServedVmm, SharedWithVmm,
     bridge::BridgePlan,
     groups::{SeenGroups, choose},
+    hand_over::READ_CURE,
     locked::wait_for_lock,
     other_threads::OtherThreads,
     takeover,
@@ -29,12 +30,12 @@ use crate::{
         state::StateDir,
     },
     message::warn,
-    patience::patience,
+    patience::patience_of,
     rt_guest::{InForce, Record, RtGuest},
 };
 
-/// How long a VMM may take to take what it is sent.
-const TAKEN_WITHIN: Duration = patience(5);
+/// How many seconds a VMM may take to take what it is sent. That of some 130 vCPUs waits for no reader.
+const TAKEN_WITHIN: u64 = 5;
 
 /// Gives `vmm` its memory before its vCPUs are served. From then on it is as one that is taken over.
 /// What can be checked of `threads`, its vCPUs' as far as they are known, is checked before.
@@ -275,8 +276,14 @@ impl Starting<'_> {
     fn hand_over(&self) -> anyhow::Result<()> {
         let stream = self.vmm.stream.as_ref().context("it isn't connected")?;
         takeover::keep(self.vmm, self.shared)?;
-        let given = stream.give(self.shared, TAKEN_WITHIN);
-        given.context("the VMM doesn't take its memory")?;
+        let given = stream.give(self.shared, patience_of(TAKEN_WITHIN));
+        given.map_err(|error| {
+            let why = match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => format!("; {READ_CURE}"),
+                _ => format!(": {error}"),
+            };
+            anyhow!("the VMM doesn't take its memory{why}")
+        })?;
         // Not before: a server that finds the connection there has nothing to give.
         takeover::store(self.vmm, self.shared)
     }

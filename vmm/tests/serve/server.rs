@@ -102,8 +102,13 @@ impl Server {
 
     /// One whose records are among its own ones, in `run`, and that has so many seconds for a lock.
     pub fn start_alone(socket: &Path, run: &Path, patience: u32) -> Self {
+        Self::start_alone_for(socket, run, (patience, &ONE_VCPU))
+    }
+
+    /// The same for a VM that these options describe.
+    pub fn start_alone_for(socket: &Path, run: &Path, (patience, vm): (u32, &[&str])) -> Self {
         let host = host();
-        let mut command = Self::serve_at(socket, &host, &ONE_VCPU);
+        let mut command = Self::serve_at(socket, &host, vm);
         command.env("OWN_RUN", run);
         command.env("VCPUFREQ_TEST_PATIENCE", patience.to_string());
         Self::spawn(&mut command, host)

@@ -57,7 +57,7 @@ fn a_vcpu_without_a_doorbell_is_rung_for() {
 fn a_vmm_that_does_not_read_is_a_line_and_is_served_when_it_does() {
     let Some((_dir, socket)) = dir() else { return };
     let server = Server::start(&socket).that_says("waits at");
-    let mut vmm = Vmm::deaf(&socket);
+    let mut vmm = Vmm::deaf(&socket, 1);
     let line = server.hear("doesn't read what it was sent");
     assert!(line.contains("leave reconnect="), "{line}");
     assert_eq!(vmm.ask("hear 1"), "served");
@@ -65,6 +65,23 @@ fn a_vmm_that_does_not_read_is_a_line_and_is_served_when_it_does() {
     wait_until("the request", || server.asked() == Some(700_000));
     let totals = server.outlive(&mut vmm);
     assert!(totals.contains("requests 1,"), "{totals}");
+}
+
+#[test]
+fn a_large_vmm_that_does_not_read_is_given_up_with_the_cure() {
+    let Some((run, socket)) = dir() else { return };
+    let vm = [
+        "--cpus=400",
+        "--table=0-399=500000,1000000",
+        "--capacity=0-399=1024",
+    ];
+    let server = Server::start_alone_for(&socket, run.path(), (1, &vm)).that_says("waits at");
+    let mut vmm = Vmm::deaf(&socket, 400);
+    let line = server.hear("doesn't take its memory");
+    assert!(line.contains("; if it is QEMU, leave reconnect="), "{line}");
+    assert!(!vmm.is_kept());
+    vmm.end();
+    server.end(Signal::SIGTERM);
 }
 
 #[test]

@@ -268,9 +268,9 @@ impl Vmm {
         vmm
     }
 
-    /// One that reads what it is sent when it is told: `hear 1`.
-    pub fn deaf(socket: &Path) -> Self {
-        Self::start(socket, DEAF, 1)
+    /// One with so many vCPUs that reads what it is sent when it is told: `hear 1`.
+    pub fn deaf(socket: &Path, vcpus: u32) -> Self {
+        Self::start_with(socket, &[(DEAF, 1), (VCPUS, vcpus)])
     }
 
     /// One that may open so many files more.
