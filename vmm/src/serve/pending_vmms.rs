@@ -17,11 +17,17 @@ use super::{
     qmp::{Qmp, other_count},
     takeover,
 };
-use crate::{message::chain, patience::patience};
+use crate::{
+    message::{chain, warn},
+    patience::patience,
+};
 
 /// How long a VMM may do nothing before it has its vCPUs' threads. One that allocates memory for
 /// longer is at work.
 const THREADS_WITHIN: Duration = patience(30);
+/// How often that is renewed for one that works: after 600 s in all as with QEMU's control socket, another
+/// VMM may have its place.
+const RENEWALS: u32 = 19;
 /// How long libvirt may take to place them, once QEMU has its memory.
 const PLACED_WITHIN: Duration = patience(30);
 /// How often to look for them.
@@ -48,6 +54,8 @@ struct Candidate {
     until: Instant,
     /// What it had worked until then.
     worked: u64,
+    /// How often the patience was renewed.
+    renewals: u32,
     named: NamedThreads,
     /// The end of the server's patience with libvirt, since that places its vCPUs.
     placed_until: Option<Instant>,
@@ -115,17 +123,38 @@ impl Asked {
 }
 
 impl Candidate {
-    /// Whether it has done nothing for as long as the server waits.
-    fn is_idle(&mut self, host: &HostRoot) -> bool {
-        let now = Instant::now();
+    fn new(vmm: ServedVmm, host: &HostRoot, now: Instant) -> Self {
+        Self {
+            is_kept: vmm.was_served(),
+            worked: vmm.worked(host),
+            vmm,
+            until: now + THREADS_WITHIN,
+            renewals: 0,
+            named: NamedThreads::default(),
+            placed_until: None,
+            qmp: None,
+        }
+    }
+
+    /// Whether it has done nothing for as long as the server waits, or has worked for too long.
+    fn is_given_up(&mut self, host: &HostRoot, now: Instant) -> bool {
         if now <= self.until {
             return false;
         }
         let worked = self.vmm.worked(host);
-        let is_idle = worked == self.worked;
+        if worked == self.worked || self.renewals == RENEWALS {
+            return true;
+        }
+        if self.renewals == 0 {
+            let (pid, most) = (self.vmm.pid(), (THREADS_WITHIN * RENEWALS).as_secs());
+            warn(&format!(
+                "waits for process {pid} to start its vCPUs, at most {most} s"
+            ));
+        }
+        self.renewals += 1;
         self.until = now + THREADS_WITHIN;
         self.worked = worked;
-        is_idle
+        false
     }
 
     /// The threads of its vCPUs, once they are known. One that was served before may have unplugged
@@ -215,19 +244,11 @@ impl PendingVmms {
             bail!("process {pid} is one too many: {MOST} wait at the socket; give each VM its own");
         }
         let qmp = self.qmp.clone().map(Asked::new);
-        let is_kept = vmm.was_served();
         if qmp.is_some() && vmm.inherited.is_none() {
             vmm.inherited = Some(give_memory(served, &vmm, &[])?);
         }
-        self.all.push(Candidate {
-            worked: vmm.worked(&served.host),
-            vmm,
-            is_kept,
-            until: Instant::now() + THREADS_WITHIN,
-            named: NamedThreads::default(),
-            placed_until: None,
-            qmp,
-        });
+        let candidate = Candidate::new(vmm, &served.host, Instant::now());
+        self.all.push(Candidate { qmp, ..candidate });
         Ok(())
     }
 
@@ -261,7 +282,7 @@ impl PendingVmms {
                         return Some((found.vmm, threads));
                     }
                     Err(error) => chain(&error),
-                    Ok(None) if candidate.is_idle(&served.host) => {
+                    Ok(None) if candidate.is_given_up(&served.host, Instant::now()) => {
                         candidate.lacks(served.vcpus.len(), or)
                     }
                     Ok(None) => {
@@ -296,10 +317,36 @@ impl PendingVmms {
 
 #[cfg(test)]
 mod tests {
-    //! All vCPUs of a VM are found, also more than the server was started for.
+    //! All vCPUs of a VM are found, also more than the server was started for. A process that works
+    //! without an end is given up.
+    use std::os::unix::net::UnixStream;
+
     use vcpufreq_host::fakes::FakeHost;
 
     use super::*;
+    use crate::serve::Connection;
+
+    #[test]
+    fn a_vmm_is_given_up_that_does_nothing_or_works_without_an_end() {
+        let (host, pid) = (FakeHost::empty(), std::process::id());
+        let work = |ticks: u32| {
+            let stat = format!("{pid} (qemu) R {}{ticks} 0 4000", "1 ".repeat(10));
+            host.write(&format!("proc/{pid}/stat"), stat);
+        };
+        for (works, given_up_at) in [(0, 1), (3, 4), (u32::MAX, RENEWALS + 1)] {
+            work(0);
+            let (own, _other) = UnixStream::pair().unwrap();
+            let vmm = ServedVmm::child(Connection::resumed(own), pid).unwrap();
+            let mut now = Instant::now();
+            let mut candidate = Candidate::new(vmm, &host.root(), now);
+            let looks = (1..=RENEWALS + 2).find(|look| {
+                work((*look).min(works));
+                now += THREADS_WITHIN + LOOK_EVERY;
+                candidate.is_given_up(&host.root(), now)
+            });
+            assert_eq!(looks, Some(given_up_at));
+        }
+    }
 
     #[test]
     fn threads_are_those_that_two_looks_find() {
