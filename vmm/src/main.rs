@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code.into(),
         Err(error) => {
-            eprintln!("vcpufreq: {}", chain(&error));
+            warn(&chain(&error));
             ERROR.into()
         }
     }

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the program writes: results to stdout; to stderr one line each.
+//! What the program writes: results to stdout; to stderr one line each, and to the host's log those of a
+//! process that has no stderr.
 
-use std::io::Write;
+use std::{
+    env,
+    ffi::OsString,
+    io::{self, Write},
+    os::unix::net::UnixDatagram,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 pub use vcpufreq_rt::cli::print;
 
@@ -9,7 +16,33 @@ pub use vcpufreq_rt::cli::print;
 /// stderr that takes nothing is no reason to end.
 pub fn warn(text: &str) {
     let line = format!("{}\n", warning(text));
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    let _ = io::stderr().write_all(line.as_bytes());
+    if IS_LOGGED.load(Ordering::Relaxed) {
+        // The same holds of the log.
+        let _ = log(text);
+    }
+}
+
+static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+
+/// The socket of the host's log: syslog(3).
+const LOG: &str = "/dev/log";
+/// In a build for tests, another one.
+const LOG_OF_TEST: &str = "VCPUFREQ_TEST_LOG";
+
+/// From now on the host's log gets each warning, too: nobody reads this process' stderr.
+pub fn warn_in_log() {
+    IS_LOGGED.store(true, Ordering::Relaxed);
+}
+
+/// One datagram of the facility daemon and the level warning. The log adds the time, and may be full.
+fn log(text: &str) -> io::Result<()> {
+    let of_test = env::var_os(LOG_OF_TEST).filter(|_| cfg!(debug_assertions));
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    let line = format!("<28>vcpufreq[{}]: {text}", std::process::id());
+    let path = of_test.unwrap_or_else(|| OsString::from(LOG));
+    socket.send_to(line.as_bytes(), path).map(|_| ())
 }
 
 /// The line of a warning.

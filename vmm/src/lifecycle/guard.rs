@@ -3,7 +3,7 @@
 //! changed.
 
 use std::{
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
     os::fd::{AsFd, AsRawFd},
     os::unix::net::UnixDatagram,
     path::Path,
@@ -33,7 +33,7 @@ use crate::{
     lifecycle::cleanup::{Cleaned, Cleaner},
     lifecycle::record::{NoRecord, Owner, OwnerStatus},
     lifecycle::state::{self, StateDir},
-    message::{chain, warn},
+    message::{chain, warn, warn_in_log},
     sys::{self, pidfd_open},
 };
 
@@ -78,6 +78,9 @@ pub fn guard(pid: u32) -> anyhow::Result<()> {
     // Fails for the leader of a process group only, which a child isn't.
     setsid().context("can't leave the session")?;
     let terminal = Terminal::of_stderr();
+    if !io::stderr().is_terminal() {
+        warn_in_log();
+    }
     let mut output = io::stdout();
     output.write_all(READY)?;
     output.flush()?;
@@ -195,8 +198,8 @@ fn clean_after(path: &Path) -> anyhow::Result<()> {
         Err(NoRecord::Gone) => state::remove_beside(path)?,
         Err(why) => return Err(anyhow::Error::from(why).context(path.display().to_string())),
     }
-    if let Some(left) = cleaned.left.first() {
-        bail!("{left}");
+    if !cleaned.left.is_empty() {
+        bail!("{}", cleaned.left.join("; "));
     }
     Ok(())
 }

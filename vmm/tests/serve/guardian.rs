@@ -2,6 +2,7 @@
 //! Promises of a server about its guardian, and about waits for others.
 //!
 //! - A guardian that is killed gets a successor, which undoes all when the server is killed, too.
+//! - What a guardian can't undo is a line, of a service in the host's log.
 //! - Without one the server puts all back by itself; after it is killed, `vcpufreq cleanup` does.
 //! - A VMM whose memory the kernel is still freeing is waited for: the server goes on afterwards.
 //! - A server that waits for a lock says so, and goes on when it is free. It ends by a signal, also if the
@@ -9,6 +10,7 @@
 
 use std::{
     fs::{self, File},
+    os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -23,7 +25,7 @@ use vcpufreq::lifecycle::state::{ROOT_DIR, StateDir};
 use vcpufreq_host::undo::JournalEntry;
 use vcpufreq_host::{GroupRecord, HostRoot, RaisedGroups};
 
-use super::{ERROR, dir, left, server::Server, vmm::Vmm, wait_until};
+use super::{ERROR, PATIENCE, dir, left, server::Server, vmm::Vmm, wait_until};
 
 /// The guardian of process `pid`.
 fn guardian_of(pid: u32) -> Option<u32> {
@@ -58,6 +60,31 @@ fn a_guardian_that_is_killed_gets_a_successor() {
         wait_until("no record is left", || left(pid).is_empty());
         vmm.end();
     }
+}
+
+#[test]
+fn what_a_guardian_says_of_a_service_is_in_the_log() {
+    let Some((run, socket)) = dir() else { return };
+    let (run, log) = (run.path(), run.path().join("log"));
+    let lines = UnixDatagram::bind(&log).unwrap();
+    lines.set_read_timeout(Some(PATIENCE)).unwrap();
+    let server = Server::start_logging(&socket, run, &log).that_says("waits at");
+    let mut vmm = Vmm::served_at(&socket);
+    let pid = server.process.id();
+    let record = StateDir::at(run.join("vcpufreq")).record_path(pid);
+    fs::write(&record, "no record").unwrap();
+    let guardian = guardian_of(pid).unwrap();
+    server.end(Signal::SIGKILL);
+    let mut line = [0; 4096];
+    let bytes = lines.recv(&mut line).unwrap();
+    let line = String::from_utf8_lossy(&line[..bytes]);
+    let begin = format!("<28>vcpufreq[{guardian}]: ");
+    assert!(line.starts_with(&begin), "{line}");
+    assert!(
+        line.contains(&format!("/run/vcpufreq/{pid}.json")),
+        "{line}"
+    );
+    vmm.end();
 }
 
 #[test]

@@ -114,6 +114,15 @@ impl Server {
         Self::spawn(&mut command, host)
     }
 
+    /// One whose records are in `run`, and whose guardian's lines go to the socket at `log`.
+    pub fn start_logging(socket: &Path, run: &Path, log: &Path) -> Self {
+        let host = host();
+        let mut command = Self::serve_at(socket, &host, &ONE_VCPU);
+        command.env("OWN_RUN", run).env("VCPUFREQ_TEST_LOG", log);
+        // The guardian of one at a terminal writes there.
+        Self::spawn(command.stdin(Stdio::null()), host)
+    }
+
     /// One without a guardian, whose records are in `run`.
     pub fn start_unguarded(socket: &Path, run: &Path) -> Self {
         let host = host();
