@@ -105,6 +105,12 @@ fn the_largest_vm_is_read() {
     assert_eq!(read(&largest).map(|stats| stats.vcpus.len()), Ok(MAX_VCPUS));
     let metrics = openmetrics(std::slice::from_ref(&largest)).len();
     assert!(size_of(&largest) >= metrics && 2 * size_of(&largest) <= MOST_OF_ALL);
+    let text = serde_json::to_vec(&largest).unwrap().len();
+    assert!(
+        size_of(&largest) >= text * METRICS_OF_TEXT / 2
+            && size_of(&largest) <= 2 * text * METRICS_OF_TEXT,
+        "{text}"
+    );
 }
 
 #[test]

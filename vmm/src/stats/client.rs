@@ -19,7 +19,7 @@ use vcpufreq_host::undo::KernelHost;
 
 use super::{
     Stats,
-    answer::{BadAnswer, MOST_BYTES, MOST_OF_ALL, read_answer, size_of},
+    answer::{BadAnswer, METRICS_OF_TEXT, MOST_BYTES, MOST_OF_ALL, read_answer, size_of},
 };
 use crate::{
     lifecycle::record::{OwnerStatus, known},
@@ -98,10 +98,11 @@ pub(super) fn ask_while(
 }
 
 /// Gives the largest one up until all together have few enough bytes: a VMM that a guest has taken over
-/// costs its own answer.
+/// costs its own answer. One that comes counts by the metrics that it would have as the largest VM: of those
+/// that send without an end several are smaller than a large VM's metrics until they are cut off.
 fn give_up_largest(all: &mut [PendingAnswer<'_>]) {
     while all.iter().map(PendingAnswer::size).sum::<usize>() > MOST_OF_ALL {
-        let largest = all.iter_mut().max_by_key(|one| one.size());
+        let largest = all.iter_mut().max_by_key(|one| one.size_at_end());
         largest.into_iter().for_each(|one| {
             let why =
                 anyhow!("all VMMs' answers have too many bytes together, and it has the most");
@@ -139,6 +140,14 @@ impl<'a> PendingAnswer<'a> {
         match &self.state {
             AnswerState::Coming(_, text) => text.len(),
             AnswerState::Read(answer) => answer.as_ref().map_or(0, size_of),
+        }
+    }
+
+    /// What it takes when it has come, if no more of it comes.
+    fn size_at_end(&self) -> usize {
+        match &self.state {
+            AnswerState::Coming(_, text) => text.len() * METRICS_OF_TEXT,
+            AnswerState::Read(_) => self.size(),
         }
     }
 
@@ -226,4 +235,52 @@ pub fn running(dir: &StateDir) -> anyhow::Result<Vec<u32>> {
         .filter(|record| record.owner.status(&KernelHost::from(&host)) == OwnerStatus::InUse)
         .map(|record| record.owner.pid)
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    //! Of answers that have too many bytes together, those go that have the most, or are about to.
+    use super::{super::answer::tests::largest, *};
+
+    fn coming(bytes: usize) -> AnswerState {
+        AnswerState::Coming(UnixStream::pair().unwrap().0, vec![b' '; bytes])
+    }
+
+    /// Of a VM with so many vCPUs.
+    fn read(vcpus: usize) -> AnswerState {
+        let mut stats = largest();
+        stats.vcpus.truncate(vcpus);
+        AnswerState::Read(Ok(stats))
+    }
+
+    /// Which of these are given up.
+    fn given_up(states: Vec<AnswerState>) -> Vec<bool> {
+        let socket = VmmSocket::at(PathBuf::new(), 13);
+        let socket = &socket;
+        let all = states.into_iter();
+        let mut all: Vec<_> = all.map(|state| PendingAnswer { socket, state }).collect();
+        give_up_largest(&mut all);
+        let gone = |one: &PendingAnswer<'_>| matches!(one.state, AnswerState::Read(Err(_)));
+        all.iter().map(gone).collect()
+    }
+
+    #[test]
+    fn answers_without_end_cost_no_large_vm_its_metrics() {
+        let mut states = vec![read(300)];
+        states.extend([(); 5].map(|()| coming(MOST_BYTES)));
+        let gone = given_up(states);
+        assert_eq!(
+            (gone[0], gone.iter().filter(|gone| **gone).count()),
+            (false, 1)
+        );
+    }
+
+    #[test]
+    fn large_answers_cost_none_that_comes_its_metrics() {
+        let gone = given_up(vec![read(512), read(512), read(512), coming(64)]);
+        assert_eq!(
+            (gone[3], gone.iter().filter(|gone| **gone).count()),
+            (false, 1)
+        );
+    }
 }
