@@ -10,6 +10,7 @@
 //! - A `vcpufreq qemu` that can't put the host back warns, and has QEMU's exit code all the same.
 //! - While QEMU reports by its control socket that the VM is paused, the VM's request is withdrawn. A
 //!   VM that is reset has none. If the control socket is lost, the VM is served on.
+//! - A control socket that reports without an end neither keeps the server busy nor lets others wait.
 //! - With a service manager, it does so from the files that this one has kept.
 //! - Whichever signal ends a server, no pin is left.
 //! - A second server at the same socket, and one at another user's, is an error of one line that
@@ -50,7 +51,7 @@ use std::{
     },
     path::{Path, PathBuf},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -345,6 +346,42 @@ fn a_vm_that_qemu_pauses_or_resets_has_no_request() {
     drop(qmp);
     server.hear("control socket is lost");
     asks(Some(500_000));
+    server.outlive(&mut vmm);
+}
+
+#[test]
+fn events_without_an_end_keep_no_server_busy() {
+    let Some((dir, socket)) = dir() else { return };
+    let path = dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = Server::start_by(&socket, &path).that_says("waits at");
+    let mut vmm = Vmm::served_at(&socket);
+    let (mut qmp, _) = listener.accept().unwrap();
+    let thread = vmm.vcpu();
+    let cpus = format!("{{\"return\": [{{\"cpu-index\": 0, \"thread-id\": {thread}}}]}}");
+    writeln!(qmp, "{{\"QMP\": {{}}}}\n{cpus}").unwrap();
+    wait_until("the vCPU is pinned", || vmm.pcpus() == 1);
+    let begun = Instant::now();
+    let events = thread::spawn(move || {
+        let part = "{\"event\": \"STOP\"}\n{\"event\": \"RESUME\"}\n".repeat(100);
+        let mut written = 0;
+        while begun.elapsed() < Duration::from_secs(3) {
+            qmp.write_all(part.as_bytes()).unwrap();
+            written += part.len();
+        }
+        written
+    });
+    let mut second = Vmm::connect(&socket);
+    assert_eq!(second.answer(), "refused");
+    let written = events.join().unwrap();
+    // At each hearing it reads a page, and the kernel keeps some for it. However slow the machine is, it
+    // isn't more.
+    let hearings = usize::try_from(begun.elapsed().as_millis() / 10).unwrap() + 1;
+    assert!(
+        written <= 4096 * hearings + (1 << 20),
+        "{written} bytes in {hearings} hearings"
+    );
+    second.end();
     server.outlive(&mut vmm);
 }
 
