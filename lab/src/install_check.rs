@@ -106,12 +106,13 @@ const KERNEL: &str = "kernel=$(ls /opt/kernel | sed -n 's/^linux-image-\\([0-9][
 const OTHER_KERNEL_STEPS: [(&str, &str); 3] = [
     (
         "another kernel is installed, and all hooks run",
-        "for stage in postinst prerm postrm; do
+        "for stage in header_postinst postinst prerm postrm; do
              hook=/etc/kernel/$stage.d/zz-later
              printf '#!/bin/sh\necho $1 >>/tmp/ran-%s\n' $stage >$hook
              chmod 755 $hook
          done
          apt-get install --yes --no-install-recommends /opt/kernel/*.deb
+         grep -x $kernel /tmp/ran-header_postinst
          grep -x $kernel /tmp/ran-postinst
          [ -z \"$(dpkg --audit)\" ]
          for package in linux-image-$kernel linux-headers-$kernel; do
