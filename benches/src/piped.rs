@@ -121,7 +121,7 @@ impl Piped {
     }
 
     /// What it wrote to stderr by now.
-    fn errors(&self) -> String {
+    pub fn errors(&self) -> String {
         let len = self.errors.metadata().map_or(0, |file| file.len());
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
         // At a place of its own: the process writes where the file's is.

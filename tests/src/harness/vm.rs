@@ -209,6 +209,11 @@ impl Vm {
         Ok(errors)
     }
 
+    /// What the VMM wrote to stderr by now.
+    pub fn errors(&self) -> String {
+        self.child.errors()
+    }
+
     /// SIGKILL, and waits for the process to be gone.
     pub fn kill(mut self) -> Result<()> {
         if self.behind_prefix {

@@ -25,6 +25,8 @@ const EARLY: u32 = 47;
 const MOMENTS: Duration = Duration::from_millis(800);
 /// Kills of one whose guest makes requests.
 const LOADED: u32 = 3;
+/// What a VMM says whose guardian has ended.
+const LOST: &str = "its guardian has ended";
 
 /// kill -9 of the VMM at 50 times: within 1 s nothing of it is left, nor does a
 /// clamp hold a frequency up. Then of VMM and guardian both: `vcpufreq cleanup` and
@@ -124,7 +126,9 @@ fn held_up(policies: &[Policy]) -> Result<Vec<u32>> {
 /// `vcpufreq cleanup` after both were killed.
 fn cleanup(setup: &Setup) -> Result<LabVerdict> {
     let vm = Vm::boot(setup)?;
-    let (_, before) = kill_both(vm)?;
+    kill_guardian(&vm)?;
+    let said_of_it = settled(SOON, || Ok(vm.errors()), |said| said.contains(LOST))?;
+    let (_, before) = kill_alone(vm)?;
     let output = Command::new("/bin/vcpufreq").arg("cleanup").output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let after = leftovers()?;
@@ -132,6 +136,11 @@ fn cleanup(setup: &Setup) -> Result<LabVerdict> {
         "then": "cleanup", "left": before, "left_after_it": after, "said": said,
     });
     Ok(LabVerdict::with_figures(figures)
+        .check(
+            "the VMM reports the end of its guardian",
+            said_of_it.contains(LOST),
+            &said_of_it,
+        )
         .check("cleanup succeeds", output.status.success(), &said)
         .check("something is left before it", !before.is_empty(), &before)
         .check_none("nothing after it", &after))
@@ -142,7 +151,8 @@ fn cleanup(setup: &Setup) -> Result<LabVerdict> {
 fn next_start(setup: &Setup) -> Result<LabVerdict> {
     let vm = Vm::start(setup)?;
     wait_for_cgroup(vm.pid())?;
-    let (pid, before) = kill_both(vm)?;
+    kill_guardian(&vm)?;
+    let (pid, before) = kill_alone(vm)?;
     let of_it = |found: &[String]| -> Vec<String> {
         let number = pid.to_string();
         let its = |text: &&String| {
@@ -178,8 +188,7 @@ fn wait_for_cgroup(vmm: u32) -> Result<()> {
     })
 }
 
-/// Kills the guardian, then the VMM; the VMM's number, and what is left.
-fn kill_both(vm: Vm) -> Result<(u32, Vec<String>)> {
+fn kill_guardian(vm: &Vm) -> Result<()> {
     let vmm = vm.pid();
     let guardians: Vec<u32> = processes()?.into_iter().filter(|&pid| pid != vmm).collect();
     ensure!(!guardians.is_empty(), "no guardian beside the VMM");
@@ -187,6 +196,12 @@ fn kill_both(vm: Vm) -> Result<(u32, Vec<String>)> {
         let pid = Pid::from_raw(i32::try_from(pid)?);
         send(pid, Signal::SIGKILL).context("killing the guardian")?;
     }
+    Ok(())
+}
+
+/// Kills a VMM without a guardian; its number, and what is left.
+fn kill_alone(vm: Vm) -> Result<(u32, Vec<String>)> {
+    let vmm = vm.pid();
     vm.kill()?;
     sleep(SOON);
     Ok((vmm, leftovers()?))
