@@ -2,6 +2,7 @@
 //! `vcpufreq run` with kernel and initrd and nothing else: cur_perf follows the pCPU by
 //! each path. With pins it mirrors their pCPUs, and reports that in its first line.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -94,7 +95,7 @@ fn follows(policies: &[Policy], path: &[&str]) -> Result<Value> {
     }))
 }
 
-/// With nothing but a pin for each vCPU they have their pCPUs' tables and domains; with
+/// With nothing but a pin for each vCPU they have their pCPUs' tables, and a domain for each policy; with
 /// `--host-topology=false` they have none.
 fn mirrors(policies: &[Policy]) -> Result<Value> {
     let mut options: Vec<String> = QUIET.map(str::to_owned).into();
@@ -105,11 +106,14 @@ fn mirrors(policies: &[Policy]) -> Result<Value> {
     let mirrored = tables(policies, &options)?;
     options.push("--host-topology=false".to_owned());
     let plain = tables(policies, &options)?;
+    let domains = mirrored["domains"].as_array().into_iter().flatten();
+    let domains: BTreeSet<_> = domains.filter_map(Value::as_u64).collect();
     let lens: Vec<_> = policies.iter().map(|policy| policy.opps.len()).collect();
     let right = mirrored["table_lens"] == json!(lens)
         && mirrored["first_line"]
             .as_str()
             .is_some_and(|line| line.contains("mirror CPUs"))
+        && domains.len() == policies.len()
         && plain["table_lens"] == json!(vec![1; policies.len()]);
     Ok(json!({ "right": right, "mirrored": mirrored, "plain": plain }))
 }
