@@ -23,7 +23,7 @@ const VM: [&str; 4] = [
 /// In the root, with the checkout and a folder in it: builds the driver, and boots the guest.
 const BOOT: &str = r#"
     set -e
-    root=$1 src=$2 folder=$3 release=$4
+    root=$1 src=$2 folder=$3 release=$4 vectors=$5
     mount --bind "$src" "$root/src"
     mount --bind "$folder" "$root/mnt"
     mount --rbind /dev "$root/dev"
@@ -32,8 +32,8 @@ const BOOT: &str = r#"
     exec chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin sh -ec '
         cp -r /src/guest-driver /src/abi /src/module.mk /tmp
         exec make --silent -C /tmp/guest-driver test-served ARCH=x86 CROSS_COMPILE= MO=/tmp/out \
-            KDIR="/lib/modules/$0/build" KERNEL="/opt/amd64/vmlinuz-$0" SOCKET=/mnt/vm
-    ' "$release"
+            KDIR="/lib/modules/$0/build" KERNEL="/opt/amd64/vmlinuz-$0" SOCKET=/mnt/vm VECTORS="$1"
+    ' "$release" "$vectors"
 "#;
 
 /// The root, and the release of its kernel for x86-64; else what is missing.
@@ -66,7 +66,7 @@ fn a_guest_of_qemu_reads_answers_to_its_requests_also_with_other_vcpus() {
         Err(missing) => return println!("SKIP: no {missing}"),
     };
     let server = Server::start_for(&socket, &VM).that_says("waits at");
-    let mut guest = Guest::boot(&root, dir.path(), &release);
+    let mut guest = Guest::boot(&root, dir.path(), (&release, "3"));
     guest.expect("@answered");
     let stats = server.stats();
     // KiloHertz, and the requests that the server has carried out at least.
@@ -103,6 +103,29 @@ fn a_guest_of_qemu_reads_answers_to_its_requests_also_with_other_vcpus() {
     server.end(Signal::SIGTERM);
 }
 
+#[test]
+fn a_guest_of_qemu_with_too_few_vectors_reads_answers_too() {
+    let Some((dir, socket)) = dir() else { return };
+    let (root, release) = match root() {
+        Ok(root) => root,
+        Err(missing) => return println!("SKIP: no {missing}"),
+    };
+    let server = Server::start_for(&socket, &VM).that_says("waits at");
+    let mut guest = Guest::boot(&root, dir.path(), (&release, "1"));
+    let line = server.hear("has no doorbell of vCPU 1-2");
+    assert!(line.contains("ivshmem-doorbell vectors=3 ("), "{line}");
+    guest.expect("@answered");
+    let vcpu = &server.stats()["vcpus"][1];
+    assert_answered(vcpu, 1_000_000);
+    assert!(
+        vcpu["accesses"]["writes_in_kernel"].as_u64() > Some(0),
+        "{vcpu}"
+    );
+    guest.end();
+    server.hear("has ended");
+    server.end(Signal::SIGTERM);
+}
+
 fn assert_answered(vcpu: &serde_json::Value, khz: u64) {
     assert_eq!(
         (&vcpu["asks_khz"], &vcpu["gets_khz"], &vcpu["path"]),
@@ -119,12 +142,13 @@ struct Guest {
 }
 
 impl Guest {
-    fn boot(root: &Path, folder: &Path, release: &str) -> Self {
+    /// With this kernel, and a device with so many vectors.
+    fn boot(root: &Path, folder: &Path, (release, vectors): (&str, &str)) -> Self {
         let mut test = Command::new("unshare")
             .args(["--mount", "sh", "-c", BOOT, "sh"])
             .arg(root)
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
-            .args([folder.as_os_str(), release.as_ref()])
+            .args([folder.as_os_str(), release.as_ref(), vectors.as_ref()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
