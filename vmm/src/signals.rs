@@ -89,6 +89,11 @@ pub fn is_ready(files: &[BorrowedFd<'_>], within: Duration, heeds: bool) -> anyh
     }
 }
 
+/// Whether a signal has come that asks the program to end, and stays for [`wait`].
+pub fn is_told_to_end() -> bool {
+    is_ready(&[], Duration::ZERO, true).is_err()
+}
+
 /// Which is readable first, or its other end has gone: `first` is 0, `files` follow.
 fn ready(
     first: BorrowedFd<'_>,

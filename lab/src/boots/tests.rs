@@ -27,8 +27,8 @@ fn each_scenario_is_in_one_set() {
     }
 }
 
-/// Of these boards the trees alone are tried: on the R-Car H3's little CPUs clamps have no effect, and the
-/// lab takes no such host.
+/// Of these boards the trees alone are tried: on the R-Car H3's little CPUs clamps have no effect, and
+/// the lab takes no such host.
 const NOT_BOOTED: [&str; 1] = ["r8a77951"];
 
 #[test]

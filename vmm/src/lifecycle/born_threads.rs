@@ -9,7 +9,8 @@ use vcpufreq_host::{CpuList, HostRoot, HostThread, SavedThread, Tid, affinity_of
 
 use super::record::VmmRecord;
 
-/// Gives such threads the pCPUs that the main thread had. One that its manager has pinned elsewhere stays.
+/// Gives such threads the pCPUs that the main thread had. One that its manager has pinned elsewhere
+/// stays.
 pub fn put_back_born(host: &HostRoot, record: &VmmRecord) {
     let is_main = |thread: &SavedThread| u32::try_from(thread.tid) == Ok(thread.pid);
     put_back_born_beside(host, record, is_main);
@@ -26,8 +27,8 @@ fn put_back_born_beside(
         _ => None,
     });
     let threads: Vec<_> = threads.collect();
-    // Where the main thread was not narrowed, what is born has its manager's pCPUs. A process that has ended
-    // may have left its number to another one.
+    // Where the main thread was not narrowed, what is born has its manager's pCPUs. A process that has
+    // ended may have left its number to another one.
     let mut main = threads
         .iter()
         .filter(|thread| is_main(thread) && thread.lives(host));

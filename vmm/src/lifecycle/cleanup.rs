@@ -24,8 +24,7 @@ use crate::patience::{patience_of, patiently};
 
 /// How long processes that were just killed may take to leave their cgroup.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long others may hold records of dead VMMs, in seconds. What they put back is then as it was: a VMM
-/// that starts looks at it.
+/// How many seconds others may hold records of dead VMMs: a VMM that starts looks at what they put back.
 const CLAIMED_WITHIN: u64 = 5;
 const TRY_EVERY: Duration = Duration::from_millis(20);
 
@@ -128,7 +127,7 @@ impl<'a> Cleaner<'a> {
 
     fn by_record_within(
         &self,
-        left: &mut Duration,
+        patience_left: &mut Duration,
         (path, record): (&Path, &VmmRecord),
         cleaned: &mut Cleaned,
     ) -> anyhow::Result<()> {
@@ -145,7 +144,7 @@ impl<'a> Cleaner<'a> {
             }
             OwnerStatus::Stale | OwnerStatus::OtherBoot => {}
         }
-        let _claimed = match claim(path, left)? {
+        let _claimed = match claim(path, patience_left)? {
             Ok(Some(claimed)) => claimed,
             Ok(None) => return Ok(()),
             Err(why) => {

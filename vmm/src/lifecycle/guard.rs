@@ -14,7 +14,10 @@ use anyhow::{Context, bail};
 use nix::{
     errno::Errno,
     poll::PollFlags,
-    sys::termios::{LocalFlags, OutputFlags, SetArg, Termios, tcgetattr, tcsetattr},
+    sys::{
+        signal::SigSet,
+        termios::{LocalFlags, OutputFlags, SetArg, Termios, tcgetattr, tcsetattr},
+    },
     unistd::{self, setsid},
 };
 use vcpufreq_bridge::ioeventfd::frequency_event;
@@ -75,6 +78,8 @@ impl Terminal {
 pub fn guard(pid: u32) -> anyhow::Result<()> {
     let dir = StateDir::of_user()?;
     sys::ignore_group_signals();
+    // The server's are blocked, and would stay pending: they would end each wait.
+    SigSet::all().thread_unblock()?;
     // Fails for the leader of a process group only, which a child isn't.
     setsid().context("can't leave the session")?;
     let terminal = Terminal::of_stderr();

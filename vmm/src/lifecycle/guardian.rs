@@ -253,8 +253,8 @@ fn hear_ready(output: ChildStdout, within: Duration) -> anyhow::Result<bool> {
     Ok(said == READY)
 }
 
-/// The VMM's terminal, if it has one: killed in raw mode, it can't put it back. Else the guardian's lines go
-/// to the host's log: who reads the VMM's stderr would wait for the guardian, too.
+/// The VMM's terminal, if it has one: killed in raw mode, it can't put it back. Else the guardian's lines
+/// go to the host's log: who reads the VMM's stderr would wait for the guardian, too.
 fn console() -> Stdio {
     let stdin = io::stdin();
     let terminal = stdin

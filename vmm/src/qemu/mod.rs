@@ -39,7 +39,7 @@ use crate::{
         Connection, LeftVmm, PendingVmms, Refusals, Served, ServedVm, ServedVmm, VmChange, forget,
         forget_process,
     },
-    signals::{EndSignals, Ready, wait},
+    signals::{EndSignals, Ready, is_told_to_end, wait},
     sys,
 };
 use alike::{pcpus_alike, start_on};
@@ -245,7 +245,12 @@ impl Supervisor<'_> {
 
     fn start(&mut self, vmm: ServedVmm, threads: &[Option<Tid>]) {
         let started = ServedVm::start(self.served, vmm, threads);
-        let failed = |error: &anyhow::Error| not_served(&mut self.refusals, error);
+        let failed = |error: &anyhow::Error| {
+            // Else what was waited for has ended by that, and is no refusal.
+            if !is_told_to_end() {
+                not_served(&mut self.refusals, error);
+            }
+        };
         self.machine = started.inspect_err(failed).ok();
         self.was_served |= self.machine.is_some();
     }

@@ -25,7 +25,7 @@ use crate::{
 /// How long a VMM may do nothing before it has its vCPUs' threads. One that allocates memory for
 /// longer is at work.
 const THREADS_WITHIN: Duration = patience(30);
-/// How often that is renewed for one that works: after 600 s in all as with QEMU's control socket, another
+/// How often that is renewed for one that works: 600 s in all, as with QEMU's control socket. Then another
 /// VMM may have its place.
 const RENEWALS: u32 = 19;
 /// How long libvirt may take to place them, once QEMU has its memory.

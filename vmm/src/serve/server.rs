@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     message::{chain, warn},
-    signals::{EndSignals, Ready, is_ready, wait},
+    signals::{EndSignals, Ready, is_ready, is_told_to_end, wait},
 };
 
 /// The message when no process answers the doorbells any more.
@@ -123,6 +123,10 @@ impl Server {
         let failed = |error| {
             if has_ended(&process) {
                 return None;
+            }
+            if is_told_to_end() {
+                // What was waited for has ended by that.
+                return Some(0);
             }
             warn(&format!("process {pid} isn't served: {}", chain(&error)));
             self.socket.is_none().then_some(REFUSED)

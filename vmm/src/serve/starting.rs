@@ -34,7 +34,8 @@ use crate::{
     rt_guest::{InForce, Record, RtGuest},
 };
 
-/// How many seconds a VMM may take to take what it is sent. That of some 130 vCPUs waits for no reader.
+/// How many seconds a VMM may take to take what it is sent. What up to some 130 vCPUs are sent fits into
+/// the socket, and waits for no reader.
 const TAKEN_WITHIN: u64 = 5;
 
 /// Gives `vmm` its memory before its vCPUs are served. From then on it is as one that is taken over.

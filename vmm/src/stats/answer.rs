@@ -17,7 +17,7 @@ pub const MOST_BYTES: usize = 4 << 20;
 /// the metrics has 64 MiB, and an answer that breaks a rule may take 16 MiB to read. The largest VM has 9 MB
 /// of metrics.
 pub const MOST_OF_ALL: usize = 24 << 20;
-/// How many bytes of metrics the largest VM has for each byte of its answer, or fewer.
+/// About how many bytes of metrics the largest VM has for each byte of its answer.
 pub const METRICS_OF_TEXT: usize = 3;
 /// More than a sample has in the metrics.
 const SAMPLE: usize = 104;

@@ -98,8 +98,8 @@ pub(super) fn ask_while(
 }
 
 /// Gives the largest one up until all together have few enough bytes: a VMM that a guest has taken over
-/// costs its own answer. One that comes counts by the metrics that it would have as the largest VM: of those
-/// that send without an end several are smaller than a large VM's metrics until they are cut off.
+/// costs its own answer. One still coming counts as its text would in metrics: else several
+/// that send without an end, each smaller than a large VM's metrics, would cost that VM its own.
 fn give_up_largest(all: &mut [PendingAnswer<'_>]) {
     while all.iter().map(PendingAnswer::size).sum::<usize>() > MOST_OF_ALL {
         let largest = all.iter_mut().max_by_key(|one| one.size_at_end());

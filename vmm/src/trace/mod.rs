@@ -145,8 +145,8 @@ fn check_requests_are_traced(stats: &Stats) -> anyhow::Result<()> {
     let mut vcpus = stats.vcpus.iter();
     ensure!(
         has_event(ACCESSES) && vcpus.any(|vcpu| !in_memory.contains(&vcpu.path)),
-        "--guest-trace needs requests that KVM traces (event kvm/kvm_mmio): those by shm and ram, so \
-         of QEMU's guests, are none; leave it out"
+        "--guest-trace needs requests that KVM traces (event kvm/kvm_mmio); it traces none by shm or \
+         ram, as QEMU's guests make them; leave it out"
     );
     Ok(())
 }

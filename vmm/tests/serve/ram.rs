@@ -44,8 +44,8 @@ fn vmm_of(dtb: &str) -> Vmm {
     Vmm::with_ram(SIZE, true, &["-kernel", "Image", "-dtb", dtb])
 }
 
-/// Requests until that is read, as a governor does: after one request a vCPU that sleeps before it has run
-/// for 250 us is read when it next runs.
+/// Requests again until that is read, as a governor does: a request after which the vCPU sleeps within
+/// 250 us is read only when that next runs.
 fn asks_until(vmm: &mut Vmm, khz: &str, mut is_read: impl FnMut() -> bool) {
     wait_until("the request", || {
         vmm.ask(&format!("request {khz}"));

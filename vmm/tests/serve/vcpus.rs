@@ -70,6 +70,11 @@ fn a_vmm_that_does_not_read_is_a_line_and_is_served_when_it_does() {
 #[test]
 fn a_large_vmm_that_does_not_read_is_given_up_with_the_cure() {
     let Some((run, socket)) = dir() else { return };
+    let room = fs::read_to_string("/proc/sys/net/core/wmem_default").unwrap();
+    if room.trim().parse::<u32>().unwrap() > 1 << 19 {
+        println!("SKIP: a socket here has room for all that 400 vCPUs are sent");
+        return;
+    }
     let vm = [
         "--cpus=400",
         "--table=0-399=500000,1000000",
@@ -79,7 +84,8 @@ fn a_large_vmm_that_does_not_read_is_given_up_with_the_cure() {
     let mut vmm = Vmm::deaf(&socket, 400);
     let line = server.hear("doesn't take its memory");
     assert!(line.contains("; if it is QEMU, leave reconnect="), "{line}");
-    assert!(!vmm.is_kept());
+    let kept = format!("vcpufreq/{}.vm", vmm.pid);
+    assert!(!run.path().join(kept).exists());
     vmm.end();
     server.end(Signal::SIGTERM);
 }

@@ -43,6 +43,8 @@ const ENDS_WITHIN: Duration = Duration::from_secs(30);
 /// How long the guardian may take to restore, which waits for that end.
 const RESTORES_WITHIN: Duration =
     Duration::from_secs(if cfg!(debug_assertions) { 600 } else { 40 });
+/// How long one that was killed may take to be gone.
+const GONE_WITHIN: Duration = Duration::from_secs(if cfg!(debug_assertions) { 600 } else { 1 });
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const UNHEARD: &str = "can't hear from the guardian";
 
@@ -135,7 +137,8 @@ impl RestoreGuardian {
         }
         // One that the kernel can't end yet is waited for no longer.
         let mut files = [PollFd::new(self.output.as_fd(), PollFlags::POLLIN)];
-        let has_ended = poll(&mut files, PollTimeout::from(1000_u16)).is_ok_and(|ready| ready > 0);
+        let within = PollTimeout::try_from(GONE_WITHIN).unwrap_or(PollTimeout::MAX);
+        let has_ended = poll(&mut files, within).is_ok_and(|ready| ready > 0);
         let status = has_ended.then(|| self.child.wait().ok()).flatten();
         if !status.is_some_and(has_tried) {
             bring_back(host, &self.owner);

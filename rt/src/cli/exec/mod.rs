@@ -5,8 +5,8 @@
 //! exec ── a pipe ──▶ guardian ──▶ restores at the pipe's end
 //!   └──▶ CMD         the kernel closes the pipe when exec is gone, kill -9 included
 //! ```
-//! The guardian restores in each case, so there is one way back. exec replaces one that was
-//! killed, and restores only if it can't, or if its guardian hangs. If both are killed, the record stays for
+//! The guardian restores in each case, so there is one way back. exec replaces one that was killed, and
+//! restores only if it can't, or if its guardian hangs. If both are killed, the record stays for
 //! `vcpufreq rt restore`.
 
 mod command;

@@ -95,8 +95,8 @@ fn follows(policies: &[Policy], path: &[&str]) -> Result<Value> {
     }))
 }
 
-/// With nothing but a pin for each vCPU they have their pCPUs' tables, and a domain for each policy; with
-/// `--host-topology=false` they have none.
+/// With nothing but a pin for each vCPU they have their pCPUs' tables, and a domain for each policy;
+/// with `--host-topology=false` they have none.
 fn mirrors(policies: &[Policy]) -> Result<Value> {
     let mut options: Vec<String> = QUIET.map(str::to_owned).into();
     options.extend(["--cpus".to_owned(), policies.len().to_string()]);

@@ -4,11 +4,13 @@
 use vcpufreq_device::VcpuId;
 
 /// A domain whose bounds are to be put into force again.
+#[derive(Clone, Copy)]
 pub struct Retry {
-    vcpu: VcpuId,
-    /// Of the maintenance thread's looks, a second apart, so many before the try after the next.
+    /// One of its vCPUs.
+    pub vcpu: VcpuId,
+    /// Looks of the maintenance thread, one a second, to skip after the next try.
     looks: u32,
-    /// And before the next.
+    /// Looks to skip before it.
     left: u32,
 }
 
@@ -21,14 +23,27 @@ impl Retry {
         Self { vcpu, looks, left }
     }
 
-    /// The vCPU, if it is time.
-    pub fn due(&mut self) -> Option<VcpuId> {
+    /// Whether it is time, at a look.
+    pub fn is_due(&mut self) -> bool {
         if self.left > 0 {
             self.left -= 1;
-            return None;
+            return false;
         }
         self.left = self.looks;
         self.looks = (2 * self.looks).min(Self::MOST_LOOKS);
-        Some(self.vcpu)
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: tries come ever less often, and do not end.
+    use super::*;
+
+    #[test]
+    fn tries_come_ever_less_often() {
+        let mut retry = Retry::new(VcpuId(0));
+        let tries: Vec<u32> = (0..200).filter(|_| retry.is_due()).collect();
+        assert_eq!(tries, [0, 2, 5, 10, 19, 36, 69, 134, 199]);
     }
 }

@@ -131,10 +131,13 @@ impl BridgeInner {
     /// would apply it.
     pub(super) fn retry_bounds(&self) {
         let mut active = self.active();
-        let retries = active.not_in_force.values_mut();
-        let due: Vec<VcpuId> = retries.filter_map(Retry::due).collect();
-        for vcpu in due {
-            let _ = self.put_bounds(&mut active, vcpu);
+        let retries = active.not_in_force.iter_mut();
+        let due = retries.filter_map(|(domain, retry)| retry.is_due().then_some((*domain, *retry)));
+        for (domain, retry) in due.collect::<Vec<_>>() {
+            let _ = self.put_bounds(&mut active, retry.vcpu);
+            if let Some(again) = active.not_in_force.get_mut(&domain) {
+                *again = retry;
+            }
         }
     }
 
@@ -151,18 +154,15 @@ impl BridgeInner {
             true => Some(Ok(())),
             false => self.device.apply_bounds(vcpu),
         };
-        // What came of it in another thread isn't known here.
-        // A domain without a thread has its group, and later a thread again.
-        let is_open = match applied {
+        // `None`: another thread applies it, with what outcome isn't known. A domain without a thread may
+        // have one again.
+        let tries_again = match applied {
             None => true,
             Some(Err(error)) => !matches!(error, ActuateError::NotApplicable { .. }),
             Some(Ok(())) => false,
         };
-        if is_open {
-            active
-                .not_in_force
-                .entry(spec.domain)
-                .or_insert(Retry::new(vcpu));
+        if tries_again {
+            active.not_in_force.insert(spec.domain, Retry::new(vcpu));
         } else {
             active.not_in_force.remove(&spec.domain);
         }
