@@ -25,7 +25,7 @@ impl ServedVmConfig {
     ///
     /// # Errors
     /// The first rule that is broken, in one line.
-    pub fn of(options: &ServedArgs, host: &HostRoot) -> anyhow::Result<Self> {
+    pub fn check(options: &ServedArgs, host: &HostRoot) -> anyhow::Result<Self> {
         const INSTEAD: &str = "start the VM without vcpufreq";
         let count = resolve::vcpu_count(&options.vcpus)?;
         resolve::check_named(largest(&options.bounds.floor), count)?;

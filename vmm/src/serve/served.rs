@@ -64,7 +64,7 @@ impl Served {
     }
 
     fn of_options(options: ServedArgs, host: HostRoot) -> anyhow::Result<Self> {
-        let config = ServedVmConfig::of(&options, &host)?;
+        let config = ServedVmConfig::check(&options, &host)?;
         Ok(Self {
             vcpus: config.vcpus,
             floors: config.floors,

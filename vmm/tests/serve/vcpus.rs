@@ -70,7 +70,7 @@ fn a_vmm_that_does_not_read_is_a_line_and_is_served_when_it_does() {
 #[test]
 fn a_large_vmm_that_does_not_read_is_given_up_with_the_cure() {
     let Some((run, socket)) = dir() else { return };
-    let room = fs::read_to_string("/proc/sys/net/core/wmem_default").unwrap();
+    let room = std::fs::read_to_string("/proc/sys/net/core/wmem_default").unwrap();
     if room.trim().parse::<u32>().unwrap() > 1 << 19 {
         println!("SKIP: a socket here has room for all that 400 vCPUs are sent");
         return;

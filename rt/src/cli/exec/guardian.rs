@@ -23,7 +23,7 @@ use vcpufreq_host::CpuList;
 
 use vcpufreq_host::undo::{KernelHost, Owner};
 
-use super::command::CommandSignals;
+use super::signals::CommandSignals;
 use crate::{
     cli::{
         args::GuardArgs,

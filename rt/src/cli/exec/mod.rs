@@ -11,6 +11,7 @@
 
 mod command;
 mod guardian;
+mod signals;
 
 use super::{
     args::{ExecArgs, Wanted},
@@ -26,9 +27,9 @@ use crate::{
     plan::{RtPlan, plan},
     settings::partition_group,
 };
-use command::CommandSignals;
 use guardian::RestoreGuardian;
 pub(super) use guardian::guard;
+use signals::CommandSignals;
 
 /// Runs a command with the settings; returns its exit code, or that of a shell for a command that
 /// can't be started.

@@ -49,7 +49,7 @@ pub struct CurrentPath {
     pub offload: Option<Arc<KvmOffload>>,
     pub tunings: Tunings,
     /// Domains of which it isn't known that the host keeps to their tunings.
-    pub not_in_force: BTreeMap<DomainId, Retry>,
+    pub(super) not_in_force: BTreeMap<DomainId, Retry>,
 }
 
 pub type NamedBackend = (&'static str, Box<dyn RunningBackend>);

@@ -5,9 +5,9 @@ use vcpufreq_device::VcpuId;
 
 /// A domain whose bounds are to be put into force again.
 #[derive(Clone, Copy)]
-pub struct Retry {
+pub(super) struct Retry {
     /// One of its vCPUs.
-    pub vcpu: VcpuId,
+    pub(super) vcpu: VcpuId,
     /// Looks of the maintenance thread, one a second, to skip after the next try.
     looks: u32,
     /// Looks to skip before it.
@@ -18,13 +18,13 @@ impl Retry {
     const MOST_LOOKS: u32 = 64;
 
     /// At the next look first.
-    pub fn new(vcpu: VcpuId) -> Self {
+    pub(super) fn new(vcpu: VcpuId) -> Self {
         let (looks, left) = (1, 0);
         Self { vcpu, looks, left }
     }
 
     /// Whether it is time, at a look.
-    pub fn is_due(&mut self) -> bool {
+    pub(super) fn is_due(&mut self) -> bool {
         if self.left > 0 {
             self.left -= 1;
             return false;

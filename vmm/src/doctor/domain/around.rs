@@ -108,7 +108,7 @@ fn server_options(root: &HostRoot, path: &str) -> Result<Option<ServeArgs>, Stri
     let options = options.map_err(|error| usage(&error))?;
     let checked = options.listen.check();
     let checked = checked.and_then(|()| options.served.check());
-    let served = checked.and_then(|()| ServedVmConfig::of(&options.served, root));
+    let served = checked.and_then(|()| ServedVmConfig::check(&options.served, root));
     served.map_err(|error| chain(&error))?;
     Ok(Some(options))
 }
