@@ -161,6 +161,15 @@ pub fn lints(
         "vcpufreq-bridge",
     ];
     let library = [&arm[..], &library].concat();
+    // What a demo alone builds: an item that only other scenarios have is missing there.
+    let demo = [
+        "-p",
+        "vcpufreq-tests",
+        "--no-default-features",
+        "--features",
+        "vcpufreq-tests/agent",
+    ];
+    let demo = [&arm[..], &demo].concat();
     let with = |command: &[&'static str], words: &[&'static str]| [command, words].concat();
     let runs = match set {
         Set::Long => vec![
@@ -179,6 +188,7 @@ pub fn lints(
                 "clippy of the library without features",
                 with(&clippy, &library),
             ),
+            ("clippy of the demo alone", with(&clippy, &demo)),
             ("rustdoc", with(&doc, &with(&arm, LINTED))),
             (
                 "rustfmt",

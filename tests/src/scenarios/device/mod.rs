@@ -22,6 +22,7 @@ pub mod failure;
 pub mod flood;
 #[cfg(feature = "scenarios")]
 pub mod guest_facts;
+#[cfg(feature = "scenarios")]
 pub mod guest_trace;
 #[cfg(feature = "scenarios")]
 pub mod hotplug;
