@@ -30,7 +30,7 @@ const LOG: &str = "/dev/log";
 /// In a build for tests, another one.
 const LOG_OF_TEST: &str = "VCPUFREQ_TEST_LOG";
 
-/// From now on the host's log gets each warning, too: nobody reads this process' stderr.
+/// From now on the host's log gets each warning, too: this process' stderr has no reader.
 pub fn warn_in_log() {
     IS_LOGGED.store(true, Ordering::Relaxed);
 }

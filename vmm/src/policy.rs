@@ -274,8 +274,8 @@ fn table(shown: &[(u32, Option<ShownPolicy>)], now: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     //! Promises: a policy is named by its file; a VM is a process or all; what one of all refuses on
-    //! trial, none gets, and who has what is refused later is named; a guardian that hangs up is no late
-    //! one; each VM has a line.
+    //! trial, none gets; a later refusal names the VMs that have the policy; a guardian that hangs up is
+    //! no late one; each VM has a line.
     use std::{
         os::{
             fd::AsFd as _,

@@ -254,7 +254,7 @@ fn hear_ready(output: ChildStdout, within: Duration) -> anyhow::Result<bool> {
 }
 
 /// The VMM's terminal, if it has one: killed in raw mode, it can't put it back. Else the guardian's lines
-/// go to the host's log: who reads the VMM's stderr would wait for the guardian, too.
+/// go to the host's log: a reader of the VMM's stderr would wait for the guardian, too.
 fn console() -> Stdio {
     let stdin = io::stdin();
     let terminal = stdin

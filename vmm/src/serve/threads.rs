@@ -195,7 +195,7 @@ fn policies_of(served: &Served, threads: &[Option<Tid>]) -> Vec<(VcpuId, Option<
 
 #[cfg(test)]
 mod tests {
-    //! Promise: what a manager makes of a vCPU's thread later is told once.
+    //! Promise: what a manager makes of a vCPU's thread later is one line.
     use super::*;
 
     // A <vcpusched> that came after the server's check was no contradiction.

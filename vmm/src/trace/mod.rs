@@ -139,7 +139,7 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
     Ok(u8::from(lost > 0))
 }
 
-/// A guest's clock is told by requests that the host's trace has.
+/// Requests in the host's trace tell the guest's clock: refuses a VM without any.
 fn check_requests_are_traced(stats: &Stats) -> anyhow::Result<()> {
     let in_memory = [path::Path::Shm, path::Path::Ram];
     let mut vcpus = stats.vcpus.iter();

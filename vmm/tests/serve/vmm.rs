@@ -268,7 +268,7 @@ impl Vmm {
         vmm
     }
 
-    /// One with so many vCPUs that reads what it is sent when it is told: `hear 1`.
+    /// One with so many vCPUs, which reads what it is sent on the command `hear 1`.
     pub fn deaf(socket: &Path, vcpus: u32) -> Self {
         Self::start_with(socket, &[(DEAF, 1), (VCPUS, vcpus)])
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq trace --guest-trace`: a guest's own ftrace is on the host's time axis. Its clock is told by
-//! its requests, though it began later than the host's, and each thread that the guest has running on a
-//! vCPU runs while the host has that vCPU running, within 100 us of virtual time.
+//! `vcpufreq trace --guest-trace`: a guest's own ftrace is on the host's time axis. The guest's requests
+//! tell its clock, though its trace began later than the host's. Each thread that the guest has running
+//! on a vCPU runs while the host has that vCPU running, within 100 us of virtual time.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -71,7 +71,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     Ok(LabVerdict::with_figures(figures)
         .check_eq("no event is lost", &code, Some(0))
         .check(
-            "the guest's clock is told",
+            "the guest's clock is known",
             within.is_some_and(|us| us <= WITHIN_US),
             clock,
         )
@@ -80,7 +80,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
             of_guest.len() >= 20,
             of_guest.len(),
         )
-        .check_none("both agree who runs", &apart))
+        .check_none("both agree what runs", &apart))
 }
 
 /// Whether the vCPU runs at this moment, or within what both may differ by.

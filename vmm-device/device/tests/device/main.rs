@@ -100,7 +100,7 @@ const REFUSED: ActuateError = ActuateError::Refused {
 };
 
 #[test]
-fn who_changes_bounds_learns_whether_they_are_in_force() {
+fn a_change_of_bounds_says_whether_they_are_in_force() {
     let Bench {
         region, actuator, ..
     } = bench(ClampMode::Floor);

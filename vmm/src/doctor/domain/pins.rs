@@ -163,7 +163,7 @@ fn differs(of: &CheckedDomain<'_>, vcpu: u32) -> Option<DoctorFinding> {
     Some(finding.change(pin_line(vcpu, pin)))
 }
 
-/// What the server takes for the CPUs of threads that nobody has pinned: the main thread's, and those
+/// What the server takes for the CPUs of unpinned threads: the main thread's, and those
 /// that are not set apart.
 fn unpinned_cpus(of: &CheckedDomain<'_>) -> [CpuList; 2] {
     let around = of.around;
@@ -211,7 +211,7 @@ fn others(
     };
     let both = own.and(real_time);
     if both.is_empty() {
-        let what = format!("{threads} run on CPU {own}");
+        let what = format!("{threads}: on CPU {own} alone");
         return DoctorFinding::good(subject, what, "no real-time vCPU waits for them");
     }
     let what = format!("{threads} may run on real-time CPU {both}");
