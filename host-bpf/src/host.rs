@@ -18,7 +18,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use libbpf_rs::MapCore as _;
@@ -36,6 +36,7 @@ use crate::mapped::{Mapped, policy_bytes};
 use crate::object::{Loaded, Sizes};
 use crate::policy::{ActuateBy, VcpuPolicy};
 use crate::probe::probe;
+use crate::sync::unpoisoned;
 use crate::worker::WorkerEvents;
 
 /// Pages of 4 KiB in 64 KiB, the largest page of an arm64 host: slots are in host pages.
@@ -192,7 +193,7 @@ impl HostBpf {
             domain.bounds.store(Clamp::NONE.bits(), SeqCst);
         }
         self.fill_pcpus(pcpus);
-        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let policies = unpoisoned(self.policies.read());
         for (id, policy) in (0..).zip(policies.iter()) {
             self.store_policy(id, policy)?;
             // As the contract has it: the maximum, until the frequency is known.
@@ -277,10 +278,7 @@ impl HostBpf {
     /// event.
     pub fn set_policy(&self, vcpu: VcpuId, policy: VcpuPolicy) -> Result<(), BpfError> {
         self.known(vcpu)?;
-        let mut policies = self
-            .policies
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut policies = unpoisoned(self.policies.write());
         if let Some(old) = policies.get_mut(vcpu.index()) {
             let policy = VcpuPolicy {
                 domain: old.domain,
@@ -398,7 +396,7 @@ impl HostBpf {
 
     fn programs(&self) -> std::sync::MutexGuard<'_, Loaded> {
         // A thread that panicked left them as they were.
-        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.programs.lock())
     }
 }
 

@@ -48,6 +48,8 @@ mod probe;
 #[cfg(feature = "load")]
 mod scx;
 #[cfg(feature = "load")]
+mod sync;
+#[cfg(feature = "load")]
 mod worker;
 
 #[cfg(feature = "load")]

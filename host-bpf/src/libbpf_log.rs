@@ -38,12 +38,13 @@ pub(crate) fn refused(what: &'static str) -> impl FnOnce(libbpf_rs::Error) -> cr
 
 #[cfg(feature = "load")]
 mod capture {
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::Mutex;
 
     use libbpf_rs::{PrintLevel, set_print};
 
     use crate::error::BpfError;
     use crate::libbpf_log::reason;
+    use crate::sync::unpoisoned;
     use crate::{hooks, objects};
 
     /// One at a time: libbpf's way to print is the process's.
@@ -57,7 +58,7 @@ mod capture {
         what: &'static str,
         work: impl FnOnce() -> libbpf_rs::Result<T>,
     ) -> Result<T, BpfError> {
-        let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = unpoisoned(LOADING.lock());
         lines().clear();
         let before = set_print(Some((PrintLevel::Warn, keep)));
         let result = work();
@@ -84,7 +85,7 @@ mod capture {
     }
 
     fn lines() -> std::sync::MutexGuard<'static, Vec<String>> {
-        LINES.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(LINES.lock())
     }
 
     fn keep(_level: PrintLevel, text: String) {

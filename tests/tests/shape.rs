@@ -46,7 +46,7 @@ const FIGURES: &[Figure] = &[
     (
         "locks that ignore a panic",
         |all| count(all, "", "into_inner"),
-        54,
+        26,
     ),
 ];
 

@@ -7,6 +7,12 @@ pub use loom::sync::{Mutex, MutexGuard};
 
 use loom::sync::atomic;
 use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release};
+use std::sync::{LockResult, PoisonError};
+
+/// As there.
+pub fn unpoisoned<G>(guard: LockResult<G>) -> G {
+    guard.unwrap_or_else(PoisonError::into_inner)
+}
 
 #[derive(Debug, Default)]
 pub struct AtomicBool(atomic::AtomicBool);

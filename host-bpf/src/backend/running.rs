@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The path `bpf` while its guest runs, until it is lost or the guest ends.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Arc, PoisonError};
 
 use vcpufreq_bridge::{AccessPath, BackendError, MmioDevice, RunningBackend, VcpuSnapshot};
 use vcpufreq_device::{
@@ -14,6 +14,7 @@ use vcpufreq_host::Tid;
 use super::setup::pcpus;
 use super::{BpfPath, Shared};
 use crate::BpfPages;
+use crate::sync::unpoisoned;
 
 impl RunningBackend for BpfPath {
     fn memory(&self) -> Box<dyn PageMemory> {
@@ -156,11 +157,7 @@ impl RunningBackend for BpfPath {
 impl BpfPath {
     fn stop(&self) {
         self.shared.stop.store(true, SeqCst);
-        let thread = self
-            .worker
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = unpoisoned(self.worker.lock()).take();
         if let Some(thread) = thread {
             // A panic of that thread was reported when it happened.
             let _ = thread.join();

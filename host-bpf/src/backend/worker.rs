@@ -4,7 +4,7 @@
 
 use std::iter;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use vcpufreq_bridge::{BridgeThread, Doorbell, GuestFacts, KvmOffload, TURNS, budget::Budget};
@@ -15,6 +15,7 @@ use vcpufreq_device::{
 use super::events::refusal;
 use super::{ReportPanic, Shared, WatchedVcpu};
 use crate::loss_detector::LossDetector;
+use crate::sync::unpoisoned;
 use crate::{ApplyOutcome, BpfEvent, BpfPages, WorkerEvents, WorkerRequest};
 
 /// How often to look for writes that the programs haven't seen.
@@ -419,7 +420,7 @@ impl Shared {
     /// An actuator is called by one thread at a time: the worker's, and at a
     /// reset the main one's.
     fn applying(&self) -> MutexGuard<'_, ()> {
-        self.applying.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.applying.lock())
     }
 
     fn apply(&self, domain: u32, clamp: Clamp) -> Result<(), ActuateError> {
@@ -463,7 +464,7 @@ impl Shared {
     /// Adds what the programs have counted since the last call to the device's counters.
     pub(super) fn sync_counters(&self) {
         for (vcpu, known) in (0..=u16::MAX).map(VcpuId).zip(&self.vcpus) {
-            let mut synced = known.synced.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut synced = unpoisoned(known.synced.lock());
             let now = self.host.counters(vcpu).unwrap_or_default().outcomes();
             let news = now.since(*synced);
             *synced = now;

@@ -4,7 +4,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use libbpf_rs::{MapCore as _, MapFlags};
@@ -17,6 +16,7 @@ use crate::event::WorkerRequest;
 use crate::layout::{DomainEntry, NO_CLAMP};
 use crate::policy::VcpuPolicy;
 use crate::scx::{ScxError, ScxPins};
+use crate::sync::unpoisoned;
 
 /// SCX_TARGET_MAX of `bpf/scx.h`; above it the kernel's target isn't known.
 const TARGET_MAX: u32 = 1024;
@@ -49,7 +49,7 @@ impl HostBpf {
     /// Charges a request that had no token when it was made, and was due at `due_ns`: its writer and
     /// the VM may owe for it.
     fn charge(&self, waiting: &WorkerRequest, due_ns: u64) {
-        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let policies = unpoisoned(self.policies.read());
         let limit = policies.get(waiting.vcpu.index()).and_then(|p| p.limit);
         let (Some(limit), Some(vm)) = (limit, self.vm.get(0)) else {
             return;
@@ -113,7 +113,7 @@ impl HostBpf {
         for vcpu in self.vcpus.all() {
             vcpu.latest.fetch_and(!u64::from(u32::MAX), SeqCst);
         }
-        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let policies = unpoisoned(self.policies.read());
         for policy in policies.iter() {
             if let Some(domain) = self.domain(policy.domain) {
                 domain.granted_khz.store(0, SeqCst);
@@ -162,7 +162,7 @@ impl HostBpf {
     /// the clamp ([`Self::apply_pending`]). Requests that wait for a token since before are not
     /// served any more.
     pub fn assume(&self, vcpu: VcpuId, khz: Khz, count: u64, now_ns: u64) {
-        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let policies = unpoisoned(self.policies.read());
         let Some(policy) = policies.get(vcpu.index()) else {
             return;
         };
@@ -198,7 +198,7 @@ impl HostBpf {
     /// vCPU's request is in force, or has an event of its own. If requests change faster than they
     /// can be sampled, the cached clamp is reset so that the next request is always applied.
     fn grant(&self, id: Option<VcpuId>, number: u32, domain: &DomainEntry) {
-        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let policies = unpoisoned(self.policies.read());
         let assumed = self.assumed_ns.get(index(number));
         let mut granted = false;
         for _ in 0..MAX_HOST_CALLS {
@@ -266,7 +266,7 @@ impl HostBpf {
     /// as they do with sums and for scx.
     #[must_use]
     pub fn load(&self, vcpu: VcpuId) -> Option<PcpuLoad> {
-        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let policies = unpoisoned(self.policies.read());
         policies
             .get(vcpu.index())
             .filter(|policy| policy.looks_at_load())?;
@@ -347,7 +347,7 @@ impl HostBpf {
 
     /// The clamp in force where a domain requests `clamp`: with what is added to it, within its bounds.
     fn in_force(&self, number: u32, clamp: Clamp) -> Clamp {
-        let policies = self.policies.read().unwrap_or_else(PoisonError::into_inner);
+        let policies = unpoisoned(self.policies.read());
         let mut members = policies.iter();
         let policy = members.find(|policy| policy.domain == number);
         let (Some(domain), Some(policy)) = (self.domain(number), policy) else {

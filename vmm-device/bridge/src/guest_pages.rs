@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use vcpufreq_device::{
     Actuator, CUR_PERF_UNKNOWN, Device, Events, FEATURE_SHARED_PAGES, PageMemory, REG_FEATURES,
@@ -33,6 +33,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, MmapRegi
 use super::mmio_device::MmioDevice;
 use super::page_mapping::words_of;
 use crate::embedder::Embedder;
+use crate::sync::unpoisoned;
 
 /// Bytes of a word.
 const WORD: u64 = REG_WIDTH as u64;
@@ -161,7 +162,7 @@ impl GuestPages {
 
     fn shared(&self) -> MutexGuard<'_, SharedPages> {
         // Each state that a panic can leave is one of these.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.shared.lock())
     }
 }
 

@@ -2,10 +2,12 @@
 //! What answers a guest's accesses, as a VMM's bus sees it; it can be exchanged while the guest runs.
 
 use std::cell::Cell;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use vcpufreq_device::{Actuator, Events, MmioRegion, Source, VcpuId};
 use vcpufreq_host::current_cpu;
+
+use crate::sync::unpoisoned;
 
 thread_local! {
     /// The vCPU that this thread runs. Not an argument of each access: the register region alone
@@ -63,18 +65,18 @@ impl SwappableDevice {
 
     /// Puts `device` in place; on return no access is at the old one.
     pub fn exchange(&self, device: Arc<dyn MmioDevice>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = device;
+        *unpoisoned(self.0.write()) = device;
     }
 }
 
 impl MmioDevice for SwappableDevice {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        let device = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let device = unpoisoned(self.0.read());
         device.read(offset, data);
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        let device = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let device = unpoisoned(self.0.read());
         device.write(offset, data);
     }
 }

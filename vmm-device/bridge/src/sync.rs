@@ -4,4 +4,11 @@
 #![forbid(unsafe_code)]
 
 pub use std::sync::atomic::AtomicBool;
+use std::sync::{LockResult, PoisonError};
 pub use std::sync::{Mutex, MutexGuard};
+
+/// The guard of a lock, also if a thread panicked with it: what is behind these locks is whole after each
+/// step.
+pub(crate) fn unpoisoned<G>(guard: LockResult<G>) -> G {
+    guard.unwrap_or_else(PoisonError::into_inner)
+}

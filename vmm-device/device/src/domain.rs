@@ -10,13 +10,13 @@
 
 #![forbid(unsafe_code)]
 
+use std::sync::TryLockError;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{PoisonError, TryLockError};
 
 use crate::limit::Bucket;
 use crate::policy::Clamp;
 use crate::regs::{CEILING_SHIFT, MAX_VCPUS, SET_PERF_KHZ};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, fence};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, fence, unpoisoned};
 use crate::units::{DomainId, Khz, VcpuId};
 
 /// Host calls that one write makes at most: one for itself, the others for members that wrote
@@ -222,8 +222,7 @@ impl Domain {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) if self.last_round.load(SeqCst) => {
-                let lock = self.in_force.lock();
-                Some(lock.unwrap_or_else(PoisonError::into_inner))
+                Some(unpoisoned(self.in_force.lock()))
             }
             Err(TryLockError::WouldBlock) => None,
         }

@@ -4,11 +4,12 @@
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::limit::Clock;
 use crate::policy::{Clamp, PcpuPerf};
 use crate::ports::{ActuateError, Actuator, Event, Events, Source, SourceError};
+use crate::sync::unpoisoned;
 use crate::units::{DomainId, VcpuId};
 
 /// Records every clamp; refuses clamps after [`RecordingActuator::fail_with`].
@@ -126,5 +127,5 @@ impl Events for RecordingEvents {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(mutex.lock())
 }

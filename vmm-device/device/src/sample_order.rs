@@ -7,10 +7,9 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::sync::{AtomicU64, Mutex};
+use crate::sync::{AtomicU64, Mutex, unpoisoned};
 
 /// The samples of one vCPU.
 #[derive(Debug, Default)]
@@ -28,7 +27,7 @@ impl SampleOrder {
 
     /// Ends `sample` with `store`, unless a later one has stored. `store` makes no host call.
     pub fn end(&self, sample: u64, store: impl FnOnce()) {
-        let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stored = unpoisoned(self.stored.lock());
         if *stored < sample {
             *stored = sample;
             store();

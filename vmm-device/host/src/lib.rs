@@ -42,6 +42,7 @@ mod reference;
 mod root;
 mod saved_thread;
 mod source;
+mod sync;
 mod sys;
 mod text;
 mod thread_actuator;

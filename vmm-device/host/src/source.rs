@@ -20,12 +20,13 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{PoisonError, RwLock};
+use std::sync::RwLock;
 
 use vcpufreq_device::{Khz, PcpuPerf, Source, SourceError, Util, VcpuId};
 
 use super::cpu_list::CpuList;
 use super::root::CPUS;
+use super::sync::unpoisoned;
 use super::sys::{self, Tid};
 use super::text::{errno, read_u32};
 use super::{HostRoot, ReferenceRule};
@@ -153,7 +154,7 @@ impl SysfsSource {
             let online = online.as_ref().is_none_or(|list| list.contains(number));
             let pcpu = self.open(number, online).ok();
             readable += usize::from(pcpu.is_some());
-            *slot.write().unwrap_or_else(PoisonError::into_inner) = pcpu;
+            *unpoisoned(slot.write()) = pcpu;
         }
         readable
     }
@@ -181,7 +182,7 @@ impl SysfsSource {
     pub fn pcpus(&self) -> Vec<PcpuCapacity> {
         let numbers = (0_u32..).zip(self.pcpus.iter());
         let known = numbers.filter_map(|(pcpu, slot)| {
-            let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
+            let slot = unpoisoned(slot.read());
             let known = slot.as_ref()?;
             Some(PcpuCapacity {
                 pcpu,
@@ -215,7 +216,7 @@ impl SysfsSource {
         };
         let path = self.process.join("task").join(name);
         let stat = stat.map_err(|error| SourceSetupError::NoThread { path, error })?;
-        *slot.write().unwrap_or_else(PoisonError::into_inner) = Some(Thread { tid, stat });
+        *unpoisoned(slot.write()) = Some(Thread { tid, stat });
         Ok(())
     }
 

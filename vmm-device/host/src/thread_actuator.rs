@@ -9,14 +9,15 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{PoisonError, RwLock};
 use std::thread;
 
 use vcpufreq_device::{ActuateError, Actuator, Clamp, DomainId, VcpuId};
 
 use super::HostRoot;
 use super::host_thread::HostThread;
+use super::sync::unpoisoned;
 use super::sys::{SchedAttr, Tid, sched_policy};
 use super::text::errno;
 
@@ -196,7 +197,7 @@ impl LastClamp {
 impl DomainThread {
     /// The number of the thread, which has not ended.
     fn tid(&self) -> io::Result<Tid> {
-        let thread = self.thread.read().unwrap_or_else(PoisonError::into_inner);
+        let thread = unpoisoned(self.thread.read());
         thread.as_ref().ok_or(io::ErrorKind::NotFound)?.tid()
     }
 
@@ -243,7 +244,7 @@ impl DomainThreads {
     pub fn register(&self, vcpu: VcpuId, thread: HostThread) -> io::Result<Tid> {
         let slot = self.of_vcpus.get(vcpu.index());
         let slot = slot.ok_or(io::ErrorKind::NotFound)?;
-        *slot.thread.write().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        *unpoisoned(slot.thread.write()) = Some(thread);
         slot.look_at_policy();
         slot.clamp.put(None);
         slot.is_registered.store(true, Relaxed);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use crate::tune::Tunings;
 use vcpufreq_device::{DomainId, PageMemory, RegisterPages, VcpuId};
@@ -19,6 +19,7 @@ use crate::guest_pages::{GuestPages, GuestPagesRegion};
 use crate::mmio_device::{MmioDevice, SwappableDevice};
 use crate::offload::{KvmOffload, SlotMemory};
 use crate::page_mapping::PageMapping;
+use crate::sync::unpoisoned;
 
 /// What is shared by the virtual machine, the stats and the end.
 pub struct BridgeInner {
@@ -85,7 +86,7 @@ impl BridgeInner {
 
     pub fn active(&self) -> MutexGuard<'_, CurrentPath> {
         // A thread that panicked left a path that runs, or none.
-        self.path.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.path.lock())
     }
 
     fn vcpus(&self) -> impl Iterator<Item = VcpuId> + use<> {

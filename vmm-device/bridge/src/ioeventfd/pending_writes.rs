@@ -3,14 +3,14 @@
 //! exits.
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, PoisonError};
 
 use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId};
 
 use super::domain_writes::DomainWrites;
 use super::worker::RequestQueue;
-use crate::sync::{AtomicBool, Mutex, MutexGuard};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, unpoisoned};
 
 /// The writes of a guest that wait, of each domain.
 pub struct PendingWrites {
@@ -41,8 +41,7 @@ impl PendingWrites {
     /// The writes of domain `index`. A thread that panicked with them left nothing undone that
     /// the next one wouldn't do.
     pub(super) fn locked(&self, index: usize) -> Option<MutexGuard<'_, DomainWrites>> {
-        let writes = self.domains.get(index)?.lock();
-        Some(writes.unwrap_or_else(PoisonError::into_inner))
+        Some(unpoisoned(self.domains.get(index)?.lock()))
     }
 
     /// Carries out everything that waits.

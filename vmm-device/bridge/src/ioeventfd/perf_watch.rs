@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use vcpufreq_device::VcpuId;
 use vcpufreq_host::{CpuList, HostRoot, Tid};
@@ -17,6 +17,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use super::perf::{PerfEvent, Whose, tracepoint_text};
 use crate::embedder::Embedder;
 use crate::error::{Context, PathError};
+use crate::sync::unpoisoned;
 
 const TRACEPOINT: &str = "power/cpu_frequency";
 
@@ -106,8 +107,7 @@ impl PerfWatch {
 
     fn frequencies(&self) -> MutexGuard<'_, BTreeMap<u32, PerfEvent>> {
         // A thread that panicked left each of them whole.
-        let frequencies = self.frequencies.lock();
-        frequencies.unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.frequencies.lock())
     }
 
     /// Watches where the thread of `vcpu` runs. It gets a signal itself, if it is this process', so

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use vcpufreq_device::{Clamp, PageMemory, VcpuId};
@@ -22,6 +22,7 @@ use crate::error::BackendError;
 use crate::ioeventfd::{PerfWatch, RunWatch, Worker, WorkerParts, freshness};
 use crate::mmio_device::MmioDevice;
 use crate::offload::{Doorbell, KvmOffload, OffloadState, SlotMemory};
+use crate::sync::unpoisoned;
 
 /// The name of the path with a memory of its own.
 pub const SHM: &str = "shm";
@@ -253,8 +254,7 @@ impl RunningBackend for ShmPath {
     }
 
     fn end(&self) {
-        let worker = self.worker.lock();
-        drop(worker.unwrap_or_else(PoisonError::into_inner).take());
+        drop(unpoisoned(self.worker.lock()).take());
     }
 
     /// The device counts itself.

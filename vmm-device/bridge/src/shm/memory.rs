@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use vcpufreq_device::{
     DeviceConfig, PageMemory, REG_CUR_PERF, REG_PERF_CAP, REG_SET_PERF, REG_WIDTH, REGION_ALIGN,
@@ -28,6 +28,7 @@ use vm_memory::{FileOffset, MmapRegion};
 
 use super::layout;
 use crate::offload::SlotMemory;
+use crate::sync::unpoisoned;
 
 /// Seals that keep the size of a file.
 const SIZE_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -244,9 +245,7 @@ impl SharedMemory {
     }
 
     fn described(&self) -> MutexGuard<'_, BTreeMap<usize, u32>> {
-        self.described
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.described.lock())
     }
 
     /// The guest's request for `vcpu`, kHz: any value.

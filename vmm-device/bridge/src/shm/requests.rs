@@ -14,7 +14,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use vcpufreq_device::{Actuator, Device, DeviceConfig, Events, Source, VcpuId, WriteReg};
@@ -23,6 +23,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::memory::SharedMemory;
 use crate::embedder::Embedder;
 use crate::ioeventfd::RequestQueue;
+use crate::sync::unpoisoned;
 
 /// How often the memory is looked at. A guest that has stored a request rings sooner.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -189,8 +190,7 @@ impl ShmRequests {
     }
 
     fn answering(&self) -> MutexGuard<'_, Option<VcpuId>> {
-        let answering = self.answering.lock();
-        answering.unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.answering.lock())
     }
 
     /// Carries out a request of `vcpu`, unless that is paused.
@@ -208,7 +208,7 @@ impl ShmRequests {
     }
 
     fn looks(&self) -> MutexGuard<'_, Looks> {
-        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.looks.lock())
     }
 
     /// Whether the next look is due; then another one is, later.
