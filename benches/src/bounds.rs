@@ -104,7 +104,7 @@ impl Bound {
 
 /// All bounds on what the report has, ramps within these ticks; what it hasn't measured is
 /// left out.
-pub fn of(report: &Value, ticks_us: u64) -> Vec<Bound> {
+pub fn judge(report: &Value, ticks_us: u64) -> Vec<Bound> {
     let alone = RULES.into_iter().filter_map(|(scenario, metric, rule)| {
         bound(report, (scenario, metric), BRIDGE, rule, ticks_us)
     });
@@ -266,7 +266,7 @@ mod tests {
     }
 
     fn all(rows: &[Value]) -> Vec<Option<bool>> {
-        let bounds = of(&json!({ "results": rows }), TWO_TICKS_US);
+        let bounds = judge(&json!({ "results": rows }), TWO_TICKS_US);
         bounds.iter().map(|bound| bound.held).collect()
     }
 
@@ -323,7 +323,7 @@ mod tests {
                 row("big-ramp", "host", "to_fmax", Some(100_000)),
                 row("big-ramp", "vm+bridge", "to_fmax", Some(guest)),
             ];
-            let bounds = of(&json!({ "results": rows }), 12_000);
+            let bounds = judge(&json!({ "results": rows }), 12_000);
             assert_eq!(bounds[0].held, Some(wanted), "{guest}");
         }
     }
@@ -333,7 +333,7 @@ mod tests {
         let mut guest = row("big-ramp", "vm+bridge", "to_fmax", Some(100_000));
         guest["values"] = json!([99_000, 100_000, 101_000]);
         let rows = [row("big-ramp", "host", "to_fmax", Some(100_000)), guest];
-        let bounds = of(&json!({ "results": rows }), TWO_TICKS_US);
+        let bounds = judge(&json!({ "results": rows }), TWO_TICKS_US);
         assert!(bounds[0].text.ends_with(" (n = 3)"), "{}", bounds[0].text);
     }
 

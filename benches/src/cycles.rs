@@ -37,7 +37,7 @@ impl JobScales {
     }
 
     /// A job's, in ten-thousandths: all of its work where none is set.
-    pub fn of(&self, title: &str) -> u64 {
+    pub fn scale_of(&self, title: &str) -> u64 {
         self.0.get(title).map_or(ALL_WORK, |one| one.per_10_000)
     }
 
@@ -84,13 +84,13 @@ mod tests {
         assert_eq!(rescaled(9_500, 1000, 1010), Some(9_406));
         assert_eq!(rescaled(10_000, 950, 0), None);
         let mut scales = JobScales::default();
-        assert_eq!(scales.of("a job"), 10_000);
+        assert_eq!(scales.scale_of("a job"), 10_000);
         let scale = JobScale {
             per_10_000: 9_406,
             first_try: 1_010,
         };
         scales.insert("a job".to_owned(), scale);
-        assert_eq!(scales.of("a job"), 9_406);
+        assert_eq!(scales.scale_of("a job"), 9_406);
         assert_eq!(scales.json()["a job"]["first_try_permille"], 1_010);
     }
 

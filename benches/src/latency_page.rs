@@ -140,7 +140,7 @@ struct HistogramScale {
 }
 
 impl HistogramScale {
-    fn of(runs: &[&LatencyRun], width: f64) -> Self {
+    fn new(runs: &[&LatencyRun], width: f64) -> Self {
         let all = runs.iter().flat_map(|run| run.latencies).flat_map(bins);
         let (us, count) = all.fold((TOP_US_MIN, 10), |(us, count), (own_us, own)| {
             (us.max(own_us.saturating_add(1)), count.max(own))
@@ -171,7 +171,7 @@ fn histograms(run: &LatencyRun, runs: &[&LatencyRun]) -> String {
     let label = format!("latencies, {}, {}", run.test, run.name);
     format!("<h3>{name}</h3>\n")
         + &pictures(&label, |picture| {
-            let scale = HistogramScale::of(runs, picture.width);
+            let scale = HistogramScale::new(runs, picture.width);
             run.latencies.iter().fold(0.0, |top, latencies| {
                 histogram(picture, &scale, (run, latencies), top);
                 top + TEXT + BARS + FOOT

@@ -238,7 +238,7 @@ fn measure_in(
     let alike = |one: &&&Scenario| one.guests() == todo[0].guests();
     for scenario in todo.iter().filter(alike) {
         done += 1;
-        session.scale(scales.of(&scenario.title()));
+        session.scale(scales.scale_of(&scenario.title()));
         let measured = session.measure(scenario, trace, progress);
         progress.ended(scenario);
         match measured {

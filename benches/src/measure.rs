@@ -22,7 +22,7 @@ const WAKE_US: u64 = 2_000;
 
 impl Metric {
     /// The figure; `None` when it doesn't come about while the load lasts.
-    pub fn of(
+    pub fn measure(
         self,
         machine: &BenchMachine,
         observed: &Observed,

@@ -95,7 +95,7 @@ fn figure(metric: Metric, observed: &Observed) -> Option<u64> {
         top: 1700,
         settled: 1700,
     };
-    metric.of(&machine(), observed, Some(host))
+    metric.measure(&machine(), observed, Some(host))
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_load_needs_what_the_host_settles_at() {
         top: 2800,
         settled: 1700,
     };
-    let found = HostKhz::of(&machine(), &PLAIN, &[observed(1, &changes)]);
+    let found = HostKhz::needed(&machine(), &PLAIN, &[observed(1, &changes)]);
     assert_eq!(found, Some(host));
     assert_eq!(figure(Metric::ToNeeded, &load), Some(500));
     assert_eq!(figure(Metric::Below, &load), Some(500));
@@ -230,7 +230,7 @@ fn of_three_clusters_either_larger_one_is_a_migration() {
         let arrives = switch(us - 10, cpu, (0, LOAD));
         moved.seen.switches.insert(at, arrives);
     }
-    let figure = |metric: Metric| metric.of(&three, &moved, None);
+    let figure = |metric: Metric| metric.measure(&three, &moved, None);
     assert_eq!(figure(Metric::Migrate), Some(1000));
     assert_eq!(figure(Metric::ToBig), Some(3000));
 }

@@ -16,7 +16,11 @@ pub struct HostKhz {
 
 impl HostKhz {
     /// From the host's repeats of a scenario.
-    pub fn of(machine: &BenchMachine, scenario: &Scenario, observed: &[Observed]) -> Option<Self> {
+    pub fn needed(
+        machine: &BenchMachine,
+        scenario: &Scenario,
+        observed: &[Observed],
+    ) -> Option<Self> {
         let own = machine.cluster_of(scenario.first(machine))?;
         let median = |of: &dyn Fn(&Observed) -> Option<u32>| {
             let mut all: Vec<_> = observed.iter().filter_map(of).collect();

@@ -85,7 +85,7 @@ impl BenchReport {
         observed: &[Observed],
     ) {
         if variant == Variant::Host {
-            if let Some(khz) = HostKhz::of(machine, scenario, observed) {
+            if let Some(khz) = HostKhz::needed(machine, scenario, observed) {
                 self.host.insert(scenario.title(), khz);
             }
         }
@@ -95,7 +95,7 @@ impl BenchReport {
             let each = || {
                 observed
                     .iter()
-                    .map(|one| metric.of(machine, one, host))
+                    .map(|one| metric.measure(machine, one, host))
                     .collect()
             };
             let values: Vec<_> = metric.of_all(machine, observed).unwrap_or_else(each);
@@ -196,7 +196,7 @@ impl BenchReport {
             "series": self.series,
             "residency": self.residency,
         });
-        let bounds = bounds::of(&report, self.within_us);
+        let bounds = bounds::judge(&report, self.within_us);
         report["bounds"] = bounds.iter().map(bounds::Bound::json).collect();
         report
     }

@@ -380,7 +380,7 @@ fn undo(host: &KernelHost, changes: &mut Vec<OldValue>) -> Vec<String> {
 /// Records the changes of this process.
 fn record(changes: &[OldValue]) -> Result<()> {
     let pid = std::process::id();
-    let owner = Owner::of(&KernelHost::default(), pid);
+    let owner = Owner::read(&KernelHost::default(), pid);
     let owner = owner.map_err(|_| anyhow!("this process can't be seen in /proc; mount it"))?;
     let changes = changes.to_vec();
     write_record(

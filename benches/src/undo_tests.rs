@@ -45,7 +45,7 @@ fn host(changes: Vec<OldValue>) -> (FakeHost, KernelHost) {
     fake.write("run/empty", "");
     fake.write(LIMIT.trim_start_matches('/'), "1800000");
     let host = KernelHost::from(&fake.root());
-    let owner = Owner::of(&host, 7).unwrap();
+    let owner = Owner::read(&host, 7).unwrap();
     let record = BenchRecord { owner, changes };
     let journal = Journal::at(host.root().path(RECORDS));
     write_record(&journal, "7", &record).unwrap();

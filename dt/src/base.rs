@@ -129,9 +129,9 @@ impl<'a> Base<'a> {
         }
         let bytes = part("size", bytes.get(..size))?;
         let mut structure = Structure {
-            bytes: header.structure.of(bytes, "structure")?,
+            bytes: header.structure.slice(bytes, "structure")?,
             at: 0,
-            strings: header.strings.of(bytes, "strings")?,
+            strings: header.strings.slice(bytes, "strings")?,
             path: Vec::new(),
         };
         structure.tag(BEGIN_NODE)?;
@@ -176,7 +176,7 @@ struct Place {
 }
 
 impl Place {
-    fn of<'a>(&self, bytes: &'a [u8], name: &'static str) -> Result<&'a [u8], TreeError> {
+    fn slice<'a>(&self, bytes: &'a [u8], name: &'static str) -> Result<&'a [u8], TreeError> {
         let from = bytes.get(offset(self.offset)..);
         part(name, from.and_then(|from| from.get(..offset(self.size))))
     }

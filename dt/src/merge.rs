@@ -97,12 +97,12 @@ impl fmt::Display for MergeNote {
 pub fn merge(base: &[u8], machine: &Machine, seeds: Seeds) -> Result<MergedTree, MergeError> {
     let mut tree = Base::read(base)?;
     let cpus = CpuNodes::find(&tree, machine.facts().cpus.len())?;
-    let used = Phandles::of(&tree.root);
+    let used = Phandles::read(&tree.root);
     let own = own_phandles(&cpus, &tree, &used)?;
     let nodes = used.first_free(Nodes::count(machine));
     let nodes = nodes.and_then(|first| Nodes::new(machine, first));
     let nodes = nodes.ok_or(MergeError::NoPhandles)?;
-    let map = BaseMap::of(&tree.root.children[cpus.parent], &own, &used);
+    let map = BaseMap::read(&tree.root.children[cpus.parent], &own, &used);
     let phandles: Vec<u32> = (0..)
         .zip(own)
         .filter_map(|(index, own)| own.or_else(|| nodes.cpu_phandle(index)))
@@ -140,7 +140,7 @@ enum BaseMap {
 }
 
 impl BaseMap {
-    fn of(cpus: &BaseNode<'_>, phandles: &[Option<u32>], used: &Phandles) -> Self {
+    fn read(cpus: &BaseNode<'_>, phandles: &[Option<u32>], used: &Phandles) -> Self {
         match place(cpus, "cpu-map") {
             None => Self::Absent,
             Some(at) => cpu_map::clusters(&cpus.children[at], phandles, used)

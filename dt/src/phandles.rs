@@ -12,7 +12,7 @@ pub const PHANDLES: [&str; 2] = ["phandle", "linux,phandle"];
 pub struct Phandles(Vec<u32>);
 
 impl Phandles {
-    pub fn of(root: &BaseNode<'_>) -> Self {
+    pub fn read(root: &BaseNode<'_>) -> Self {
         let mut all = Vec::new();
         collect(root, &mut all);
         all.sort_unstable();

@@ -109,7 +109,7 @@ struct FuzzServer {
 impl FuzzServer {
     fn new() -> Self {
         let device = Arc::new(device());
-        let memory = Arc::new(SharedMemory::of(device.config()).expect("a memory"));
+        let memory = Arc::new(SharedMemory::create(device.config()).expect("a memory"));
         let file = memory.as_fd().try_clone_to_owned().expect("a file");
         let file = FileOffset::new(File::from(file), 0);
         let bell = || EventFd::new(nix::libc::EFD_NONBLOCK).expect("an eventfd");

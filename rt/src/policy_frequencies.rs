@@ -33,7 +33,7 @@ pub enum PolicyFrequencies {
 
 impl PolicyFrequencies {
     /// The frequency of a policy, such as `policy4`.
-    pub(crate) fn of(&self, policy: &str) -> Option<Frequency> {
+    pub(crate) fn get(&self, policy: &str) -> Option<Frequency> {
         match self {
             Self::All(frequency) => Some(*frequency),
             Self::Each(each) => each.get(policy).copied(),

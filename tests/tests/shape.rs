@@ -37,11 +37,11 @@ const FIGURES: &[Figure] = &[
         |all| count(all, "tests/", "[\"held\"]"),
         1,
     ),
-    ("functions named `of`", |all| count(all, "", "fn of("), 55),
+    ("functions named `of`", |all| count(all, "", "fn of("), 21),
     (
         "functions named `serve`",
         |all| count(all, "", "fn serve("),
-        8,
+        4,
     ),
     (
         "locks that ignore a panic",

@@ -144,7 +144,7 @@ fn metrics(pid: Option<u32>) -> anyhow::Result<String> {
     }
     let warned = |error: &anyhow::Error| warn(&chain(error));
     let sockets = stats::running(&dir)?.into_iter();
-    let sockets = sockets.map(|pid| stats::VmmSocket::of(&dir, pid));
+    let sockets = sockets.map(|pid| stats::VmmSocket::find(&dir, pid));
     let sockets: Vec<_> = sockets
         .filter_map(|socket| socket.inspect_err(warned).ok())
         .collect();

@@ -22,7 +22,7 @@ use crate::work::{now_ns, pin_to};
 const COMPRESSED: ModuleInitFlags = ModuleInitFlags::from_bits_retain(4);
 
 /// Serves lines until `quit` or the end of input.
-pub fn serve() -> Result<()> {
+pub fn answer_commands() -> Result<()> {
     let mut workers = Workers::default();
     print(READY)?;
     for line in stdin().lock().lines() {

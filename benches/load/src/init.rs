@@ -12,7 +12,7 @@ use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::answer;
-use crate::commands::serve;
+use crate::commands::answer_commands;
 use crate::signals::tidy_up_on_signals;
 use crate::teams;
 
@@ -28,7 +28,7 @@ pub fn run() -> ExitCode {
             return teams::turns(count);
         }
     }
-    match tidy_up_on_signals().and_then(|()| serve()) {
+    match tidy_up_on_signals().and_then(|()| answer_commands()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("vcpufreq-load: {error:#}");
@@ -39,7 +39,7 @@ pub fn run() -> ExitCode {
 
 /// It must not return: the kernel would panic.
 fn first_process() -> ! {
-    if let Err(error) = set_up().and_then(|()| serve()) {
+    if let Err(error) = set_up().and_then(|()| answer_commands()) {
         println!("{}", answer::line(&Err(error.context("guest"))));
     }
     let Err(error) = reboot(RebootMode::RB_POWER_OFF);

@@ -41,7 +41,7 @@ impl WorkScale {
     }
 
     /// What is left of so much work.
-    pub fn of(self, work: u64) -> u64 {
+    pub fn scaled(self, work: u64) -> u64 {
         work * self.0 / Self::ALL.0
     }
 }
@@ -58,7 +58,7 @@ pub fn weights(kib: usize) -> Vec<f32> {
 
 /// So many inferences, one after the other.
 pub fn infer(log: &mut LoadLog, weights: &[f32], count: u64, scale: WorkScale) {
-    let multiplications = scale.of(MULTIPLICATIONS);
+    let multiplications = scale.scaled(MULTIPLICATIONS);
     for _ in 0..count {
         let cpu = sched_getcpu().unwrap_or(0);
         forward_part(weights, multiplications);
@@ -146,8 +146,8 @@ mod tests {
     #[test]
     fn a_scale_takes_its_share_of_the_work() {
         let scale = WorkScale::per_10_000(9_500);
-        assert_eq!((scale.of(1_000), WorkScale::ALL.of(7)), (950, 7));
-        assert_eq!(WorkScale::per_10_000(0).of(10_000), 1);
+        assert_eq!((scale.scaled(1_000), WorkScale::ALL.scaled(7)), (950, 7));
+        assert_eq!(WorkScale::per_10_000(0).scaled(10_000), 1);
         assert_eq!(STEADY_FRAMES.iter().sum::<u64>(), 8 * 16);
     }
 

@@ -162,7 +162,7 @@ impl LoadLog {
                 LoadStep::Weights(kib) => weights = jobs::weights(*kib),
                 LoadStep::Infer(count) => jobs::infer(self, &weights, *count, scale),
                 LoadStep::Requests([turns, count]) => {
-                    jobs::requests(self, scale.of(*turns), *count)?;
+                    jobs::requests(self, scale.scaled(*turns), *count)?;
                 }
                 LoadStep::Frames(times) => jobs::frames(self, scaled(*times, scale), jobs::FRAMES),
                 LoadStep::Even(times) => jobs::frames(self, scaled(*times, scale), jobs::EVEN),
@@ -182,11 +182,11 @@ impl LoadLog {
                 LoadStep::RtApp(run) => run.carry_out(self, sched_getcpu()?)?,
                 LoadStep::RtAppFile(file) => file.carry_out(self, scale)?,
                 LoadStep::Build([turns, count, at_once]) => {
-                    teams::build(self, [scale.of(*turns), *count, *at_once])?;
+                    teams::build(self, [scale.scaled(*turns), *count, *at_once])?;
                 }
                 LoadStep::Team(times) => teams::team(self, &weights, *times, scale)?,
                 LoadStep::Disk([turns, count, threads]) => {
-                    teams::disk(self, [scale.of(*turns), *count, *threads])?;
+                    teams::disk(self, [scale.scaled(*turns), *count, *threads])?;
                 }
                 LoadStep::Fresh => {
                     let rest = steps[at + 1..].to_vec();
@@ -219,7 +219,7 @@ impl LoadLog {
 
 /// Period, turns and count of frames of which so much work is done.
 fn scaled([period_us, turns, count]: [u64; 3], scale: WorkScale) -> [u64; 3] {
-    [period_us, scale.of(turns), count]
+    [period_us, scale.scaled(turns), count]
 }
 
 fn set_policy(attr: &SchedAttr) -> Result<()> {

@@ -109,7 +109,7 @@ impl RtAppFile {
                 .find(|digit: char| !digit.is_ascii_digit())
                 .unwrap_or(rest.len());
             let (us, rest) = rest.split_at(digits);
-            let us = scale.of(us.parse().context(self.name)?);
+            let us = scale.scaled(us.parse().context(self.name)?);
             text += &format!("\"run{number}: {us}{rest}");
         }
         let logs = format!("\"logdir\": \"{}\"", dir.display());

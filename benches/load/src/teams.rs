@@ -68,7 +68,7 @@ pub fn team(
     [threads, count]: [u64; 2],
     scale: WorkScale,
 ) -> Result<()> {
-    let part = scale.of(MULTIPLICATIONS) / (threads.max(1) * LAYERS);
+    let part = scale.scaled(MULTIPLICATIONS) / (threads.max(1) * LAYERS);
     let layer = Barrier::new(usize::try_from(threads)?);
     let work = || {
         for _ in 0..count * LAYERS {

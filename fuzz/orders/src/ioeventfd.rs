@@ -95,7 +95,7 @@ impl WritesScene {
 
     /// A write of the guest exits.
     pub fn exit(&self) {
-        let mut writes = self.pending.of(VcpuId(0)).expect("its domain");
+        let mut writes = self.pending.of_vcpu(VcpuId(0)).expect("its domain");
         self.pending.drain_locked(&mut writes, &self.device);
     }
 

@@ -129,7 +129,7 @@ struct Scx {
 impl Scx {
     /// Those that the VM's programs have: the service may have been started again since it was
     /// found.
-    fn of(host: &HostBpf) -> Result<Self, ScxError> {
+    fn open(host: &HostBpf) -> Result<Self, ScxError> {
         Ok(Self {
             pins: host.scx()?,
             left: AtomicBool::new(false),
@@ -209,7 +209,7 @@ impl BpfBackend {
         let bpf = HostBpf::start(config, |pcpu| device.source().khz(pcpu))?;
         // libbpf had the types of the host's kernel in memory.
         give_back_freed();
-        let scx = self.scx.then(|| Scx::of(&bpf)).transpose()?;
+        let scx = self.scx.then(|| Scx::open(&bpf)).transpose()?;
         let bpf = Arc::new(bpf);
         let worker = bpf.worker()?;
         if module.is_some() {

@@ -117,7 +117,7 @@ impl LoadSums {
         let host = HostBpf::start(config, |pcpu| device.source().khz(pcpu))?;
         // libbpf had the types of the host's kernel in memory.
         give_back_freed();
-        let scx = scx.then(|| Scx::of(&host)).transpose()?;
+        let scx = scx.then(|| Scx::open(&host)).transpose()?;
         Ok(Arc::new(Self {
             host,
             scx,

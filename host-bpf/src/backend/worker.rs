@@ -61,13 +61,13 @@ impl Shared {
         let _ = vcpufreq_host::stay_off(&self.pcpus_of_vcpus);
         let _ = vcpufreq_host::clamp_current_thread_to_zero();
         self.embedder.on_thread(BridgeThread::Requests);
-        match self.serve(worker) {
+        match self.carry_out_requests(worker) {
             Ok(()) => last_words.disarm(),
             Err(error) => self.lose(error),
         }
     }
 
-    fn serve(&self, worker: &WorkerEvents) -> Result<(), String> {
+    fn carry_out_requests(&self, worker: &WorkerEvents) -> Result<(), String> {
         let mut waiting: Vec<WorkerRequest> = Vec::new();
         let mut detector = LossDetector::new(self.host.missed().unwrap_or(0));
         let (mut look_at, mut scx_at, mut sweep_at, mut gone) = (0, 0, 0, false);
@@ -317,7 +317,7 @@ impl Shared {
         let vcpu = request.vcpu;
         let _alone = self.applying();
         let apply = |domain, clamp| self.apply(domain, clamp);
-        let outcome = self.host.serve(request, apply);
+        let outcome = self.host.apply_waiting(request, apply);
         if matches!(outcome, ApplyOutcome::Changing(_)) && !changing.contains(&request.domain) {
             changing.push(request.domain);
             return true;

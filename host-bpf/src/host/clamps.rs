@@ -25,7 +25,7 @@ impl HostBpf {
     /// Applies a waiting request by `apply`. If the guest has changed its request meanwhile,
     /// `apply` is called again, and its last result is the outcome of this request. A later request
     /// has an outcome of its own.
-    pub fn serve<E>(
+    pub fn apply_waiting<E>(
         &self,
         waiting: &WorkerRequest,
         apply: impl FnMut(u32, Clamp) -> Result<(), E>,

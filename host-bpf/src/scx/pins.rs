@@ -47,12 +47,12 @@ impl ScxPins {
         }
         let map = MapHandle::from_pinned_path(&path);
         let map = map.map_err(|error| pin_error(&path, error))?;
-        Self::of(&map)
+        Self::read(&map)
     }
 
     /// Those that a VM's programs have.
     pub(crate) fn of_loaded(loaded: &Loaded) -> Result<Self, ScxError> {
-        let pins = Self::of(&loaded.map(CONTROL)?)?;
+        let pins = Self::read(&loaded.map(CONTROL)?)?;
         let maps = pins.entry().map(|entry| &entry.maps);
         for (name, id) in OTHERS.into_iter().zip(maps.into_iter().flatten()) {
             let info = loaded.map(name)?.info();
@@ -64,7 +64,7 @@ impl ScxPins {
         Ok(pins)
     }
 
-    fn of(map: &impl MapCore) -> Result<Self, ScxError> {
+    fn read(map: &impl MapCore) -> Result<Self, ScxError> {
         let control = control(map).ok_or(ScxError::OtherVersion)?;
         let pins = Self { control };
         let entry = pins.entry();

@@ -142,7 +142,7 @@ pub(super) fn highest(cx: &UnitContext, dir: &str) -> Option<(&'static str, u64)
     let own = khz(Frequency::Max)?;
     let limit = cx.settings().max_freq.as_ref();
     let limit = limit
-        .and_then(|limit| limit.of(policy_of(dir)))
+        .and_then(|limit| limit.get(policy_of(dir)))
         .and_then(khz);
     Some(match limit.filter(|limit| *limit < own) {
         Some(limit) => ("scaling_max_freq", limit),

@@ -19,7 +19,7 @@ fn prepared() -> (FakeKernel, String, [Owner; 2]) {
     let host = FakeKernel::four();
     let owners = [EXEC, OTHER].map(|pid| {
         host.thread(pid as usize, "vcpufreq", 0, 20);
-        Owner::of(&host, pid).unwrap()
+        Owner::read(&host, pid).unwrap()
     });
     let old = host.read(SWAPPINESS).unwrap();
     let (mut plan, profile) = planned(&host, "settings.swappiness = 7");

@@ -58,7 +58,7 @@ impl CapWatch {
         let policies = policies.filter_map(|policy| {
             Some(WatchedPolicy {
                 top: Khz(policy.top_khz()?),
-                max: PolicyAttribute::of(host, policy.id, "scaling_max_freq"),
+                max: PolicyAttribute::new(host, policy.id, "scaling_max_freq"),
                 cpus: policy.cpus,
             })
         });

@@ -98,7 +98,7 @@ impl Governor {
         Self {
             policy,
             cpus,
-            name: PolicyAttribute::of(host, policy, "scaling_governor"),
+            name: PolicyAttribute::new(host, policy, "scaling_governor"),
             schedutil: true,
         }
     }

@@ -20,7 +20,7 @@ pub struct PolicyAttribute {
 
 impl PolicyAttribute {
     /// File `name` of policy number `policy`.
-    pub fn of(host: &HostRoot, policy: u32, name: &str) -> Self {
+    pub fn new(host: &HostRoot, policy: u32, name: &str) -> Self {
         Self {
             path: host.path(format!("{CPUS}/cpufreq/policy{policy}/{name}")),
             file: None,

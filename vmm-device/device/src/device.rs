@@ -100,7 +100,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         let vcpus = config.vcpus.iter().map(|spec| Vcpu::new(spec, &numbers));
         let clock = Time(Box::new(Monotonic::default()));
         Ok(Self {
-            residency: residency::of(&config, clock.0.now_ns()),
+            residency: residency::of_domains(&config, clock.0.now_ns()),
             vcpus: vcpus.collect(),
             domains: numbers.iter().copied().map(Domain::new).collect(),
             caps: numbers.iter().map(|_| AtomicU32::new(NO_CAP)).collect(),
@@ -121,7 +121,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     #[must_use]
     pub fn with_clock(self, clock: impl Clock + 'static) -> Self {
         let clock = Time(Box::new(clock));
-        let residency = residency::of(&self.config, clock.0.now_ns());
+        let residency = residency::of_domains(&self.config, clock.0.now_ns());
         Self {
             residency,
             clock,
@@ -250,7 +250,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
             match domain.lift_ceiling(until) {
                 Ok(lifted) => {
                     if let Some(request) = lifted {
-                        self.of(request).requests.bump();
+                        self.counters_of(request).requests.bump();
                     }
                     // Also one that waits for a token: the ceiling was that of an older one, which
                     // had a token. So a guest gets two host calls for a token at most.
@@ -292,7 +292,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         };
         let domain = &self.domains[page.domain];
         if let Some(request) = domain.renew() {
-            self.of(request).requests.bump();
+            self.counters_of(request).requests.bump();
             self.apply_pending(domain, self.clock.0.now_ns());
         }
     }
@@ -322,7 +322,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         let page = self.vcpus.get(vcpu.index())?;
         let domain = &self.domains[page.domain];
         if let Some(request) = domain.renew_or_none(vcpu) {
-            self.of(request).requests.bump();
+            self.counters_of(request).requests.bump();
         }
         self.apply_pending(domain, self.clock.0.now_ns())
     }
@@ -385,7 +385,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     fn publish(&self, domain: &Domain, request: Request, now: u64) {
-        self.of(request).requests.bump();
+        self.counters_of(request).requests.bump();
         let published = domain.publish(request, now);
         let domain = domain.id();
         if let Some(Request { vcpu, .. }) = published.superseded {
@@ -430,7 +430,7 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
     }
 
     /// Requests only ever carry a vCPU of this device.
-    fn of(&self, request: Request) -> &CounterSnapshot<Counter> {
+    fn counters_of(&self, request: Request) -> &CounterSnapshot<Counter> {
         &self.vcpus[request.vcpu.index()].counters.outcomes
     }
 }

@@ -63,7 +63,7 @@ impl AdoptedGroups {
             if group == mount || members(&group)? != [tid.to_string()] || !is_own(&group) {
                 return Ok(None);
             }
-            vcpus.push(Some(GroupBefore::of(&group)?));
+            vcpus.push(Some(GroupBefore::read(&group)?));
         }
         let found = Self { vcpus };
         found.capped().map(|_| Some(found))
@@ -100,7 +100,7 @@ impl AdoptedGroups {
 }
 
 impl GroupBefore {
-    fn of(group: &Path) -> Result<Self, CgroupError> {
+    fn read(group: &Path) -> Result<Self, CgroupError> {
         let text = |file| Ok(read(&group.join(file))?.trim().to_owned());
         Ok(Self {
             group: group.to_path_buf(),

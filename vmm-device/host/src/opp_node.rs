@@ -55,7 +55,7 @@ pub fn of_cpu(root: &HostRoot, cpu: u32, listed: &[u32]) -> Option<Vec<HostOpp>>
     let table = find_phandle(&root.path(TREE), phandle, MAX_DEPTH)?;
     let children = std::fs::read_dir(table).ok()?;
     let dirs = children.filter_map(|entry| Some(entry.ok()?.path()));
-    let nodes: Vec<_> = dirs.filter_map(OppNode::of).collect();
+    let nodes: Vec<_> = dirs.filter_map(OppNode::read).collect();
     let kinds = kinds(&nodes, listed);
     // Kinds that can't be told apart may still have the same values.
     let value = |node: &OppNode, what: &str| {
@@ -81,7 +81,7 @@ struct OppNode {
 }
 
 impl OppNode {
-    fn of(dir: PathBuf) -> Option<Self> {
+    fn read(dir: PathBuf) -> Option<Self> {
         let hz = match cells(&dir.join("opp-hz"))?[..] {
             [high, low, ..] => (u64::from(high) << 32) | u64::from(low),
             _ => return None,

@@ -117,7 +117,7 @@ impl ReferenceRule {
             let driver = root.text(format!("{cpufreq}/scaling_driver"));
             driver.filter(|driver| driver == CPPC)?;
             let is_boosted = root.number(format!("{cpufreq}/boost")) == Some(1);
-            CppcPerf::of(root, cpu)?.highest_khz(now.filter(|_| !is_boosted))
+            CppcPerf::read(root, cpu)?.highest_khz(now.filter(|_| !is_boosted))
         };
         let of_table = || {
             let list = |name| root.khz_list(format!("{cpufreq}/scaling_{name}_frequencies"));
@@ -184,7 +184,7 @@ struct CppcPerf {
 }
 
 impl CppcPerf {
-    fn of(root: &HostRoot, cpu: u32) -> Option<Self> {
+    fn read(root: &HostRoot, cpu: u32) -> Option<Self> {
         let dir = format!("{CPUS}/cpu{cpu}");
         let number = |name| root.number::<u32>(format!("{dir}/acpi_cppc/{name}"));
         let cppc = Self {

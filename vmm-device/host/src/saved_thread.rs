@@ -50,8 +50,8 @@ pub struct PolicyBefore {
 }
 
 impl PolicyBefore {
-    fn of(tid: Tid) -> io::Result<Self> {
-        let attr = SchedAttr::of(tid)?;
+    fn read(tid: Tid) -> io::Result<Self> {
+        let attr = SchedAttr::read(tid)?;
         Ok(Self {
             policy: attr.policy,
             nice: SchedAttr::nice_of(tid)?,
@@ -84,7 +84,7 @@ impl SavedThread {
     /// `ESRCH`, or `NotFound` in procfs, when the process has no such thread; `InvalidData` when
     /// procfs shows no start.
     pub fn look(root: &HostRoot, pid: u32, tid: Tid, pinned: bool) -> io::Result<Self> {
-        let attr = SchedAttr::of(tid)?;
+        let attr = SchedAttr::read(tid)?;
         Ok(Self {
             pid,
             tid: tid.get(),
@@ -102,7 +102,7 @@ impl SavedThread {
     /// `ESRCH` when it has ended.
     pub fn rescheduled(self) -> io::Result<Self> {
         let tid = Tid::new(self.tid).ok_or(io::ErrorKind::InvalidData)?;
-        let policy = Some(PolicyBefore::of(tid)?);
+        let policy = Some(PolicyBefore::read(tid)?);
         Ok(Self { policy, ..self })
     }
 
@@ -125,9 +125,9 @@ impl SavedThread {
         };
         self.on_thread(root, |thread| {
             let tid = thread.tid()?;
-            let now = SchedAttr::of(tid)?;
+            let now = SchedAttr::read(tid)?;
             let is_managers = now.is_real_time() && now.flags & SchedAttr::RESET_ON_FORK == 0;
-            match is_managers || PolicyBefore::of(tid)? == policy {
+            match is_managers || PolicyBefore::read(tid)? == policy {
                 true => Ok(()),
                 false => policy.with_flags_of(&now).set(thread.tid()?),
             }
@@ -171,7 +171,7 @@ impl SavedThread {
         if let Some(pcpus) = &self.pcpus {
             pin(thread.tid()?, pcpus.as_slice())?;
         }
-        let attr = SchedAttr::of(thread.tid()?)?;
+        let attr = SchedAttr::read(thread.tid()?)?;
         if attr.policy == SchedAttr::DEADLINE {
             return Ok(());
         }
@@ -260,7 +260,7 @@ mod tests {
             // Twice, as by a server and then its guardian.
             borrowed.put_policy_back(&root)?;
             borrowed.put_policy_back(&root)?;
-            Ok::<_, io::Error>((PolicyBefore::of(tid)?, borrowed.policy))
+            Ok::<_, io::Error>((PolicyBefore::read(tid)?, borrowed.policy))
         });
         match tried.join().unwrap() {
             Err(error) => println!("SKIP: this process may not raise priorities: {error}"),
@@ -288,7 +288,7 @@ mod tests {
             };
             managers.set(tid)?;
             borrowed.put_policy_back(&root)?;
-            SchedAttr::of(tid)
+            SchedAttr::read(tid)
         });
         match tried.join().unwrap() {
             Err(error) => println!("SKIP: this process may not raise priorities: {error}"),

@@ -128,7 +128,7 @@ impl SchedAttr {
     ///
     /// # Errors
     /// ESRCH when there is no such thread.
-    pub fn of(tid: Tid) -> io::Result<Self> {
+    pub fn read(tid: Tid) -> io::Result<Self> {
         let mut attr = Self::default();
         // SAFETY: the kernel writes at most the given `ATTR_SIZE` bytes, the size of `attr`. Every
         // bit pattern is a value of its fields.
@@ -483,7 +483,7 @@ mod tests {
             ..SchedAttr::default()
         };
         fifo.set(tid)?;
-        Ok((SchedAttr::of(tid)?.nice, SchedAttr::nice_of(tid)?))
+        Ok((SchedAttr::read(tid)?.nice, SchedAttr::nice_of(tid)?))
     }
 
     #[test]

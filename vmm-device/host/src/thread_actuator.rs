@@ -120,7 +120,7 @@ impl Actuator for ThreadActuator {
 /// maximum as its minimum) and lets its children start without one. The kernel takes that flag only
 /// in a call that gives the policy too, so this is done once; requests keep policy and parameters.
 pub(super) fn prepare_thread(tid: Tid) -> io::Result<()> {
-    let attr = SchedAttr::of(tid)?;
+    let attr = SchedAttr::read(tid)?;
     if attr.policy == SchedAttr::DEADLINE {
         return Ok(());
     }
@@ -278,7 +278,7 @@ impl DomainThreads {
     /// Whether a clamp means something to a thread of `domain`, by what is known.
     pub fn check_applies(&self, domain: DomainId) -> Result<(), ActuateError> {
         let mut error = ActuateError::NoThread { domain };
-        for thread in self.of(domain) {
+        for thread in self.in_domain(domain) {
             if !thread.deadline.load(Relaxed) {
                 return Ok(());
             }
@@ -289,12 +289,12 @@ impl DomainThreads {
     }
 
     fn clampable(&self, domain: DomainId) -> impl Iterator<Item = &DomainThread> {
-        let threads = self.of(domain);
+        let threads = self.in_domain(domain);
         threads.filter(|thread| !thread.deadline.load(Relaxed))
     }
 
     /// The registered threads of `domain`.
-    fn of(&self, domain: DomainId) -> impl Iterator<Item = &DomainThread> {
+    fn in_domain(&self, domain: DomainId) -> impl Iterator<Item = &DomainThread> {
         let members = self.of_vcpus.iter();
         let members = members.filter(move |thread| thread.domain == domain);
         members.filter(|thread| thread.is_registered.load(Relaxed))

@@ -70,11 +70,11 @@ fn the_clamp_that_the_kernel_reports_is_the_demand() {
             clamp(1024, 1024),
         ] {
             actuator.apply(DOMAIN, clamp).unwrap();
-            let read = SchedAttr::of(tid).unwrap();
+            let read = SchedAttr::read(tid).unwrap();
             assert_eq!(clamp_of(&read), clamp);
             assert_ne!(read.flags & SchedAttr::RESET_ON_FORK, 0, "kept by requests");
         }
-        let own = SchedAttr::of(Tid::current()).unwrap();
+        let own = SchedAttr::read(Tid::current()).unwrap();
         assert_eq!(clamp_of(&own), Clamp::NONE, "not the caller's");
     });
 }
@@ -88,9 +88,9 @@ fn children_do_not_inherit_a_clamp() {
     let parent = thread::spawn(move || {
         actuator.register_thread(VcpuId(0), Tid::current()).unwrap();
         actuator.apply(DOMAIN, clamp(700, 800)).unwrap();
-        let child = thread::spawn(|| SchedAttr::of(Tid::current()).unwrap());
+        let child = thread::spawn(|| SchedAttr::read(Tid::current()).unwrap());
         (
-            SchedAttr::of(Tid::current()).unwrap(),
+            SchedAttr::read(Tid::current()).unwrap(),
             child.join().unwrap(),
         )
     });
@@ -113,7 +113,7 @@ fn all_threads_of_a_domain_and_no_others_are_clamped() {
                 }
                 actuator.apply(DOMAIN, clamp(100, 200)).unwrap();
                 let clamps =
-                    [first, second, other].map(|tid| clamp_of(&SchedAttr::of(tid).unwrap()));
+                    [first, second, other].map(|tid| clamp_of(&SchedAttr::read(tid).unwrap()));
                 assert_eq!(clamps, [clamp(100, 200), clamp(100, 200), Clamp::NONE]);
             });
         });
@@ -217,7 +217,7 @@ fn take_the_number() {
     let (tid, thread) = registered.expect("a thread");
     until_gone(tid);
     let mut other = process_with(tid);
-    let before = SchedAttr::of(tid);
+    let before = SchedAttr::read(tid);
     let answers = (
         actuator.apply(DOMAIN, clamp(329, 329)),
         thread.tid().map_err(|error| error.raw_os_error()),
@@ -225,7 +225,7 @@ fn take_the_number() {
             .register_thread(VcpuId(0), tid)
             .map_err(|error| error.kind()),
     );
-    let after = SchedAttr::of(tid);
+    let after = SchedAttr::read(tid);
     other.kill().expect("it sleeps");
     other.wait().expect("it has ended");
     let (domain, call, errno) = (DOMAIN, "sched_setattr", 3);

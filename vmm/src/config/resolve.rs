@@ -153,7 +153,7 @@ pub fn vcpus(options: &VcpuArgs, host: &HostCpus, count: u32) -> anyhow::Result<
     let mut plan = VcpuResolver {
         host,
         options,
-        mirror: TopologySource::of(options, host, count).mirrors(),
+        mirror: TopologySource::choose(options, host, count).mirrors(),
         domains: BTreeMap::new(),
         clusters: BTreeMap::new(),
         threads: BTreeSet::new(),

@@ -71,7 +71,7 @@ fn without_host_topology_each_vcpu_is_alone_and_has_no_table() {
 fn topology_source(toml: &str) -> TopologySource {
     let host = HostCpus::read(&FakeHost::two_plus_two().root());
     let options = options(toml);
-    TopologySource::of(&options, &host, vcpu_count(&options).unwrap())
+    TopologySource::choose(&options, &host, vcpu_count(&options).unwrap())
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub enum TopologySource {
 
 impl TopologySource {
     /// Of these options, on this host.
-    pub fn of(options: &VcpuArgs, host: &HostCpus, count: u32) -> Self {
+    pub fn choose(options: &VcpuArgs, host: &HostCpus, count: u32) -> Self {
         if let Some(asked) = options.host_topology {
             return Self::Asked(asked);
         }
@@ -91,7 +91,7 @@ impl TopologySource {
 /// line.
 pub fn line(options: &VcpuArgs, host: &HostCpus, vcpus: &[VcpuConfig]) -> String {
     let count = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
-    let topology_source = TopologySource::of(options, host, count);
+    let topology_source = TopologySource::choose(options, host, count);
     let described = topology_source.mirrors() && describes(options);
     let parts = [
         Some(topology_source.text(vcpus)),

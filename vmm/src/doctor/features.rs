@@ -38,29 +38,34 @@ impl Feature {
     }
 }
 
-pub(super) const STOLEN_TIME: Feature = of("the guest sees stolen time", "5.10", &["SCHED_INFO"]);
+pub(super) const STOLEN_TIME: Feature =
+    feature("the guest sees stolen time", "5.10", &["SCHED_INFO"]);
 
 /// All of them.
 pub const ALL: [Feature; 16] = [
-    of("clamps of threads", "5.3", &["UCLAMP_TASK"]),
-    of("clamps of cgroups", "5.4", &["UCLAMP_TASK_GROUP"]),
-    of("`ioeventfd`", "4.1", &["EVENTFD"]),
-    of("`bpf`", "6.12", &["BPF_SYSCALL", "DEBUG_INFO_BTF"]),
-    of("`vcpufreq_host`", "6.12", &["MODULES", "DEBUG_INFO_BTF"]),
-    of("`scx`", "7.0", &["SCHED_CLASS_EXT"]),
-    of("sandbox: system calls", "4.14", &["SECCOMP_FILTER"]),
-    of("sandbox: files", "5.13", &["SECURITY_LANDLOCK"]),
-    of("sandbox: network", "6.7", &["SECURITY_LANDLOCK"]),
-    of("sandbox: sockets", "6.12", &["SECURITY_LANDLOCK"]),
-    of("sandbox: signals", "6.15", &["SECURITY_LANDLOCK"]),
-    of("guest: `vcpufreq_guest`", "6.12", &["CPU_FREQ", "MODULES"]),
-    of("guest: the kernel's driver", "6.13", &["CPUFREQ_VIRT"]),
+    feature("clamps of threads", "5.3", &["UCLAMP_TASK"]),
+    feature("clamps of cgroups", "5.4", &["UCLAMP_TASK_GROUP"]),
+    feature("`ioeventfd`", "4.1", &["EVENTFD"]),
+    feature("`bpf`", "6.12", &["BPF_SYSCALL", "DEBUG_INFO_BTF"]),
+    feature("`vcpufreq_host`", "6.12", &["MODULES", "DEBUG_INFO_BTF"]),
+    feature("`scx`", "7.0", &["SCHED_CLASS_EXT"]),
+    feature("sandbox: system calls", "4.14", &["SECCOMP_FILTER"]),
+    feature("sandbox: files", "5.13", &["SECURITY_LANDLOCK"]),
+    feature("sandbox: network", "6.7", &["SECURITY_LANDLOCK"]),
+    feature("sandbox: sockets", "6.12", &["SECURITY_LANDLOCK"]),
+    feature("sandbox: signals", "6.15", &["SECURITY_LANDLOCK"]),
+    feature("guest: `vcpufreq_guest`", "6.12", &["CPU_FREQ", "MODULES"]),
+    feature("guest: the kernel's driver", "6.13", &["CPUFREQ_VIRT"]),
     STOLEN_TIME,
-    of("`serve`, `qemu`", "5.8", &["EVENTFD"]),
-    of("real-time partition", "6.7", &["CPUSETS"]),
+    feature("`serve`, `qemu`", "5.8", &["EVENTFD"]),
+    feature("real-time partition", "6.7", &["CPUSETS"]),
 ];
 
-const fn of(name: &'static str, linux: &'static str, options: &'static [&'static str]) -> Feature {
+const fn feature(
+    name: &'static str,
+    linux: &'static str,
+    options: &'static [&'static str],
+) -> Feature {
     Feature {
         name,
         linux,

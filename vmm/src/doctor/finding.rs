@@ -80,7 +80,7 @@ impl DoctorFinding {
 
     /// About these CPUs.
     #[must_use]
-    pub fn of(self, cpus: CpuList) -> Self {
+    pub fn on_cpus(self, cpus: CpuList) -> Self {
         Self { cpus, ..self }
     }
 
@@ -116,7 +116,7 @@ pub(super) fn grouped(findings: Vec<DoctorFinding>) -> Vec<DoctorFinding> {
     let mut groups: Vec<DoctorFinding> = Vec::new();
     for finding in findings {
         let is_same = |other: &&mut DoctorFinding| {
-            let same_cpus = finding.clone().of(other.cpus.clone());
+            let same_cpus = finding.clone().on_cpus(other.cpus.clone());
             !finding.cpus.is_empty() && same_cpus == **other
         };
         match groups.iter_mut().find(is_same) {

@@ -17,7 +17,7 @@ pub(super) fn finding(of: &PolicyFloor) -> DoctorFinding {
         true => none_below(of.reserved),
         false => some_below(of),
     };
-    finding.of(of.cpus.clone())
+    finding.on_cpus(of.cpus.clone())
 }
 
 /// Of policies with any capacity and frequencies, so that all of them have one line.

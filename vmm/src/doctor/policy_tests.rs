@@ -111,8 +111,9 @@ fn policies_that_are_alike_have_one_line() {
 
 #[test]
 fn a_finding_of_other_cpus_is_the_same_and_one_of_the_host_is_not() {
-    let of =
-        |what: &str, cpus: &str| DoctorFinding::limit("a", what, "c").of(cpus.parse().unwrap());
+    let of = |what: &str, cpus: &str| {
+        DoctorFinding::limit("a", what, "c").on_cpus(cpus.parse().unwrap())
+    };
     let found = vec![of("b", "0"), of("x", "1"), of("b", "2-3"), of("b", "")];
     let expected = [of("b", "0,2-3"), of("x", "1"), of("b", "")];
     assert_eq!(finding::grouped(found), expected);

@@ -252,7 +252,7 @@ fn caps(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
     let caps = facts.caps.iter();
     caps.map(|cap| {
         DoctorFinding::limit(CAP.name, cap.alike(), CAP.effect)
-            .of(cap.cpus.clone())
+            .on_cpus(cap.cpus.clone())
             .change(CAP.change)
     })
 }
@@ -406,7 +406,7 @@ fn boost_off(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
         let (max, top) = (policy.max_khz?, policy.top_khz()?);
         let what = format!("at most {max} of {top} kHz, as boost is off");
         let finding = DoctorFinding::good(CAP.name, what, CAP.effect);
-        (max < top).then(|| finding.of(policy.cpus.and(&facts.cpus.online())))
+        (max < top).then(|| finding.on_cpus(policy.cpus.and(&facts.cpus.online())))
     })
 }
 

@@ -37,13 +37,13 @@ impl HostGuest {
     /// Gives a guest without a kernel this host's, and on x86-64 QEMU, which may be `named`, or notes
     /// what the host lacks for that; `None` then, and for a guest that has its own kernel.
     pub fn complete(root: &HostRoot, args: &mut GuestArgs, named: Option<&Path>) -> Option<Self> {
-        let guest = Self::of(root, args, named);
+        let guest = Self::choose(root, args, named);
         args.lacks = guest.as_ref().err().map(chain);
         guest.ok().flatten()
     }
 
     /// Completes `args`; where the host lacks something of the guest's, they are as before.
-    fn of(
+    fn choose(
         root: &HostRoot,
         args: &mut GuestArgs,
         named: Option<&Path>,

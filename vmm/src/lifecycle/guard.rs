@@ -90,7 +90,7 @@ pub fn guard(pid: u32) -> anyhow::Result<()> {
     output.write_all(READY)?;
     output.flush()?;
     let record = dir.record_path(pid);
-    serve(&record);
+    answer_until_end(&record);
     // A VMM that ends by itself puts it back, then removes its record.
     if let Some(terminal) = terminal.filter(|_| record.exists()) {
         terminal.put_back();
@@ -100,7 +100,7 @@ pub fn guard(pid: u32) -> anyhow::Result<()> {
 
 /// Answers the VMM's requests until the end of the file, or until it is dismissed. A signal interrupts
 /// at most.
-fn serve(record: &Path) {
+fn answer_until_end(record: &Path) {
     // The policy that it holds goes with this function: what the VMM leaves has none.
     #[cfg(feature = "bpf")]
     let mut policies = PolicyCalls::new(pid_of(record).unwrap_or(0));

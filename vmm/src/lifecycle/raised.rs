@@ -152,7 +152,7 @@ mod tests {
         }
 
         /// Server `pid` serves a VM of the slice, whose vCPU is a thread of that number too.
-        fn serve(&self, pid: u32) -> VmmRecord {
+        fn start_server(&self, pid: u32) -> VmmRecord {
             let group = format!("machine.slice/{pid}");
             self.group(
                 &format!("sys/fs/cgroup/{group}"),
@@ -211,8 +211,8 @@ mod tests {
     #[test]
     fn what_another_version_has_raised_stays_raised() {
         let scene = Scene::new();
-        let first = scene.serve(7);
-        let second = scene.serve(8);
+        let first = scene.start_server(7);
+        let second = scene.start_server(8);
         let path = scene.dir.record_path(8);
         let text = std::fs::read_to_string(&path).unwrap();
         let more = text.replacen('{', "{\"more\":1,", 1);
@@ -225,11 +225,11 @@ mod tests {
     #[test]
     fn the_last_of_three_servers_puts_a_slice_back() {
         let scene = Scene::new();
-        let first = scene.serve(7);
+        let first = scene.start_server(7);
         assert_eq!(scene.min(), "max");
-        let second = scene.serve(8);
+        let second = scene.start_server(8);
         assert_eq!(scene.end(&first), "max");
-        let third = scene.serve(9);
+        let third = scene.start_server(9);
         assert_eq!(scene.end(&second), "max");
         assert_eq!(scene.end(&third), "12.00");
         assert!(!scene.host.root().path(ROOT_DIR).exists());
@@ -238,9 +238,9 @@ mod tests {
     #[test]
     fn a_server_that_was_killed_leaves_it_to_the_next() {
         let scene = Scene::new();
-        let killed = scene.serve(7);
+        let killed = scene.start_server(7);
         scene.host.remove("proc/7");
-        let next = scene.serve(8);
+        let next = scene.start_server(8);
         assert_eq!(scene.end(&killed), "max");
         assert_eq!(scene.end(&next), "12.00");
     }
@@ -261,7 +261,7 @@ mod tests {
                 ..scene.record(pid)
             })
         };
-        let server = scene.serve(7);
+        let server = scene.start_server(7);
         let beside = run(8, "sys/fs/cgroup", false);
         assert_eq!(scene.end(&server), "max");
         assert_eq!(scene.end(&beside), "12.00");
@@ -269,7 +269,7 @@ mod tests {
         scene.group(SLICE, "", "0.00");
         let first = run(8, SLICE, true);
         scene.group(SLICE, "", "max");
-        let server = scene.serve(7);
+        let server = scene.start_server(7);
         assert_eq!(scene.end(&first), "max");
         assert_eq!(scene.end(&server), "0");
     }

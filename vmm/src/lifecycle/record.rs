@@ -113,7 +113,7 @@ impl VmmRecord {
 /// # Errors
 /// When procfs doesn't show it.
 pub fn owner_of(root: &HostRoot, pid: u32) -> anyhow::Result<Owner> {
-    let owner = Owner::of(&KernelHost::from(root), pid);
+    let owner = Owner::read(&KernelHost::from(root), pid);
     owner.map_err(|_| anyhow!("process {pid} can't be seen in /proc; mount it"))
 }
 

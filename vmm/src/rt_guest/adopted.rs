@@ -22,7 +22,7 @@ impl RtGuest {
         pin: &[u32],
         unpinned: &[CpuList; 2],
     ) -> anyhow::Result<()> {
-        let (now, allowed) = (SchedAttr::of(tid)?, affinity_of(tid)?);
+        let (now, allowed) = (SchedAttr::read(tid)?, affinity_of(tid)?);
         match self.policy(vcpu) {
             Some(policy) => {
                 check_policy(vcpu, &now, &policy.attr())?;

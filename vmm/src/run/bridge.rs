@@ -93,7 +93,7 @@ impl GuestBridge {
             }),
         };
         let shared = plans.memory.map(|kind| match kind {
-            RegionKind::SharedMemory => SharedMemory::of(device.config()),
+            RegionKind::SharedMemory => SharedMemory::create(device.config()),
             RegionKind::Registers | RegionKind::GuestRam => {
                 SharedMemory::in_place_of_registers(device.config())
             }

@@ -193,7 +193,7 @@ const WRONG: &str = "a filter of system calls is wrong";
 ///
 /// # Errors
 /// When the crate refuses a rule: a mistake in this file.
-pub fn of(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
+pub fn build(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
     let mut rules = Rules::new();
     // Rules of a call are tried in this order: first what lets a vCPU enter its guest.
     for kind in types_of(class) {

@@ -89,7 +89,7 @@ impl Sandbox {
     /// When there can be no filters of system calls: the kernel has no seccomp.
     pub fn prepare(lacks: &mut Vec<String>) -> anyhow::Result<Self> {
         let pid = std::process::id();
-        let filters = CLASSES.map(|class| Ok((class, filters::of(class, pid)?)));
+        let filters = CLASSES.map(|class| Ok((class, filters::build(class, pid)?)));
         // A thread of its own tries it.
         let filter = filters::refusing(ThreadClass::Events)?;
         let tried = std::thread::spawn(move || apply_filter(&filter));

@@ -88,7 +88,7 @@ impl HandOver {
             }
             HandOverState::Read => {
                 self.state = HandOverState::Checked;
-                match HeldFiles::of(host, pid, shared) {
+                match HeldFiles::read(host, pid, shared) {
                     Ok(held) => self.check(&held, shared),
                     Err(_) if vmm.check().is_err() => None,
                     Err(error) => Some(format!(
@@ -134,7 +134,7 @@ impl HeldFiles {
     /// # Errors
     /// When it doesn't let this one look, or has ended. With CAP_DAC_OVERRIDE alone the files are
     /// listed, and what they are isn't shown.
-    fn of(host: &HostRoot, pid: u32, shared: &SharedWithVmm) -> io::Result<Self> {
+    fn read(host: &HostRoot, pid: u32, shared: &SharedWithVmm) -> io::Result<Self> {
         let open = fs::read_dir(host.path(format!("proc/{pid}/fd")))?;
         let (_, inode) = memory_of(shared)?;
         let (mut memory, mut eventfds, mut count) = (false, BTreeSet::new(), 0);

@@ -69,7 +69,7 @@ impl Server {
                 for pid in waiting.refuse() {
                     refusals.add(|| other_is_served(pid, vmm.pid()));
                 }
-                if let Some(code) = self.serve(vmm, threads, &mut refusals) {
+                if let Some(code) = self.serve_until_end(vmm, threads, &mut refusals) {
                     return Ok(code);
                 }
             }
@@ -112,7 +112,7 @@ impl Server {
     }
 
     /// Serves a VMM until it ends. The exit code, if the server ends too.
-    fn serve(
+    fn serve_until_end(
         &self,
         mut vmm: ServedVmm,
         mut threads: Vec<Option<Tid>>,

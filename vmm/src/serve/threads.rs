@@ -123,7 +123,7 @@ impl FoundThreads {
         let threads = self.threads.iter().zip(&self.policies);
         let mut lines = threads.filter_map(|(thread, (vcpu, wanted))| {
             // One that has ended is noticed by itself.
-            let now = thread.tid().and_then(SchedAttr::of).ok()?;
+            let now = thread.tid().and_then(SchedAttr::read).ok()?;
             changed_since(*vcpu, &now, *wanted)
         });
         let line = lines.next()?;

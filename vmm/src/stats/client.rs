@@ -57,7 +57,7 @@ impl VmmSocket {
     ///
     /// # Errors
     /// When another user could have made it.
-    pub fn of(dir: &StateDir, pid: u32) -> anyhow::Result<Self> {
+    pub fn find(dir: &StateDir, pid: u32) -> anyhow::Result<Self> {
         let path = dir.socket(pid)?;
         Ok(Self { pid, path })
     }
@@ -207,11 +207,11 @@ fn connected(path: &Path) -> anyhow::Result<UnixStream> {
 /// When there is none, or more than one and no `pid`.
 pub fn choose(dir: &StateDir, pid: Option<u32>) -> anyhow::Result<VmmSocket> {
     if let Some(pid) = pid {
-        return VmmSocket::of(dir, pid);
+        return VmmSocket::find(dir, pid);
     }
     let running = running(dir)?;
     match running[..] {
-        [pid] => VmmSocket::of(dir, pid),
+        [pid] => VmmSocket::find(dir, pid),
         [] => bail!("no VMM of this user runs; start one with vcpufreq run"),
         _ => {
             let pids: Vec<_> = running.iter().map(u32::to_string).collect();

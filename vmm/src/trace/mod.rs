@@ -75,7 +75,7 @@ pub struct TraceArgs {
 /// # Errors
 /// What keeps it from being traced, or the file from being written.
 pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
-    let socket = VmmSocket::of(&StateDir::of_user()?, args.pid)?;
+    let socket = VmmSocket::find(&StateDir::of_user()?, args.pid)?;
     let first = ask(&socket)?;
     if let Some(event) = NEEDED.iter().find(|event| !has_event(event)) {
         bail!(

@@ -108,7 +108,7 @@ fn millis(lasts: Lasts) -> u64 {
 
 /// How long what has this handle lasts from now on, of what VMM `pid` says to `vcpufreq stats`.
 fn lasts(pid: u32, handle: u64) -> anyhow::Result<Option<Duration>> {
-    let stats = stats::ask(&VmmSocket::of(&StateDir::of_user()?, pid)?)?;
+    let stats = stats::ask(&VmmSocket::find(&StateDir::of_user()?, pid)?)?;
     let mut tunings = stats.tunings.iter();
     let tuning = tunings.find(|tuning| tuning.handle == handle);
     Ok(tuning.map(|tuning| Duration::from_millis(tuning.left_ms).min(TUNED_AT_MOST)))

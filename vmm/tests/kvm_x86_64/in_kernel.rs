@@ -40,7 +40,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    pub fn of(inner: Arc<dyn MmioDevice>) -> Arc<Self> {
+    pub fn new(inner: Arc<dyn MmioDevice>) -> Arc<Self> {
         Arc::new(Self {
             inner,
             reads: AtomicUsize::new(0),
@@ -136,7 +136,7 @@ fn path() -> Path {
         pending,
         offload: Some(Arc::new(offload(pages, doorbells))),
         next: None,
-        counted: Counted::of(Arc::new(region)),
+        counted: Counted::new(Arc::new(region)),
     }
 }
 

@@ -54,7 +54,7 @@ struct Path {
 }
 
 fn path() -> Path {
-    of(SharedMemory::of)
+    of(SharedMemory::create)
 }
 
 /// By the memory that `make` makes.
@@ -96,7 +96,7 @@ fn of(make: fn(&DeviceConfig) -> std::io::Result<SharedMemory>) -> Path {
     };
     Path {
         size,
-        counted: Counted::of(region),
+        counted: Counted::new(region),
         bridge,
         _host: host,
     }

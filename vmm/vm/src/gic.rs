@@ -27,7 +27,7 @@ pub enum Gic {
 impl Gic {
     /// The newest one that KVM makes for `vm`, which is a trial and gets no other; `None` where
     /// KVM makes none.
-    pub fn of(vm: &VmFd) -> Option<Self> {
+    pub fn probe(vm: &VmFd) -> Option<Self> {
         let made = |gic: &Self| vm.create_device(&mut gic.device()).is_ok();
         [Self::V3, Self::V2].into_iter().find(made)
     }

@@ -69,7 +69,7 @@ impl KvmFacts {
             stolen_time: kvm.check_extension_raw(KVM_CAP_STEAL_TIME) > 0,
             readonly_slots: kvm.check_extension(Cap::ReadonlyMem),
             ioeventfd: kvm.check_extension(Cap::Ioeventfd),
-            gic: kvm.create_vm().ok().and_then(|vm| Gic::of(&vm)),
+            gic: kvm.create_vm().ok().and_then(|vm| Gic::probe(&vm)),
             mode: "default".to_owned(),
         })
     }
@@ -134,10 +134,10 @@ impl PathFacts {
     /// When not even an empty virtual machine can be made.
     pub fn ask(path: &Path, protected: bool) -> Result<Self, String> {
         let kvm = open_kvm(path).map_err(|error| error.to_string())?;
-        Self::of(&kvm, protected).map_err(|error| format!("KVM can't create a VM: {error}"))
+        Self::probe(&kvm, protected).map_err(|error| format!("KVM can't create a VM: {error}"))
     }
 
-    fn of(kvm: &Kvm, protected: bool) -> Result<Self, kvm_ioctls::Error> {
+    fn probe(kvm: &Kvm, protected: bool) -> Result<Self, kvm_ioctls::Error> {
         let vm = match protected {
             true => protected::create(kvm)?,
             false => kvm.create_vm()?,

@@ -120,7 +120,7 @@ impl Life<'_> {
         });
         let pages = self.host.cpufreq.as_ref();
         let pages = pages.and_then(|cpufreq| cpufreq.guest_pages.as_deref());
-        let _sharing = pages.map(|pages| Sharing::of(pages, &machine.memory));
+        let _sharing = pages.map(|pages| Sharing::new(pages, &machine.memory));
         let running = RunningVcpus(&mut self.threads);
         running.0.start(starts.collect())?;
         let mut watch = Watch {
@@ -215,7 +215,7 @@ impl Drop for RunningVcpus<'_> {
 struct Sharing<'a>(&'a GuestPages);
 
 impl<'a> Sharing<'a> {
-    fn of(pages: &'a GuestPages, memory: &Memory) -> Self {
+    fn new(pages: &'a GuestPages, memory: &Memory) -> Self {
         pages.attach(memory.map().clone());
         Self(pages)
     }

@@ -264,7 +264,7 @@ pub(in crate::cli) fn guard(args: &GuardArgs) -> anyhow::Result<u8> {
 }
 
 fn process(pid: u32) -> anyhow::Result<Owner> {
-    let owner = Owner::of(&KernelHost::default(), pid).ok();
+    let owner = Owner::read(&KernelHost::default(), pid).ok();
     owner.with_context(|| format!("process {pid} can't be seen in /proc; mount it"))
 }
 

@@ -100,7 +100,7 @@ fn one_that_waits(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<(Option<Ut
     let waiting = waiting.context("no request waits")?;
     let outcome = vcpu
         .host
-        .serve(&waiting, |domain, clamp| module.apply(domain, clamp));
+        .apply_waiting(&waiting, |domain, clamp| module.apply(domain, clamp));
     set_limit(vcpu, false)?;
     let until = vcpu.host.ceiling_until(0);
     let until = until.context("no ceiling had a token")?;

@@ -235,7 +235,7 @@ fn beside_worker<T>(
                     let BpfEvent::Waiting(waiting) = event else {
                         continue;
                     };
-                    host.serve(&waiting, |_, clamp| {
+                    host.apply_waiting(&waiting, |_, clamp| {
                         super::group::write_util(min, clamp.min.get().into())
                     });
                 }

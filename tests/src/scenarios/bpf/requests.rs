@@ -233,7 +233,7 @@ fn raced(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     let waiting = the_one_that_waits(vcpu)?;
     let (host, vm) = (&vcpu.host, &mut vcpu.vm);
     let mut calls = 0;
-    let settled = host.serve(&waiting, |domain, clamp| {
+    let settled = host.apply_waiting(&waiting, |domain, clamp| {
         calls += 1;
         if calls == 1 {
             vm.run(by_other(newer), |_, _| ())?;
@@ -270,7 +270,7 @@ fn waits_over_policy(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerd
     vcpu.host.set_policy(ONE, vcpu.how.clone())?;
     let settled = vcpu
         .host
-        .serve(&waiting, |domain, clamp| module.apply(domain, clamp));
+        .apply_waiting(&waiting, |domain, clamp| module.apply(domain, clamp));
     let clamp = own_clamp()?;
     let in_force = matches!(settled, ApplyOutcome::InForce(_));
     let outcome = format!("{settled:?}");
@@ -291,7 +291,10 @@ fn serve(vcpu: &TinyVcpu, module: &HostModule) -> Result<(usize, bool)> {
         };
         served &= waiting.not_before_ns.is_some();
         let apply = |domain, clamp| module.apply(domain, clamp);
-        served &= matches!(vcpu.host.serve(waiting, apply), ApplyOutcome::InForce(_));
+        served &= matches!(
+            vcpu.host.apply_waiting(waiting, apply),
+            ApplyOutcome::InForce(_)
+        );
     }
     Ok((events.len(), served))
 }
@@ -327,7 +330,7 @@ fn deadline_for_others(module: &HostModule) -> Result<LabVerdict> {
     let worker = host.worker()?;
     let events: Vec<_> = worker.wait(Duration::from_millis(100))?.collect();
     let apply = |domain, clamp| module.apply(domain, clamp);
-    let in_force = |waiting| matches!(host.serve(waiting, apply), ApplyOutcome::InForce(_));
+    let in_force = |waiting| matches!(host.apply_waiting(waiting, apply), ApplyOutcome::InForce(_));
     let served = events
         .iter()
         .filter(|event| matches!(event, BpfEvent::Waiting(waiting) if in_force(waiting)));

@@ -45,7 +45,7 @@ fn changing(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     let waiting = the_one_that_waits(vcpu)?;
     let (host, vm) = (&vcpu.host, &mut vcpu.vm);
     let mut asked = FROM_KHZ;
-    let first = host.serve(&waiting, |domain, clamp| {
+    let first = host.apply_waiting(&waiting, |domain, clamp| {
         asked += STEP_KHZ;
         vm.run(by_other(asked), |_, _| ())?;
         by(module)(domain, clamp)
@@ -79,7 +79,9 @@ fn failed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     set_limit(vcpu, true)?;
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
-    let refused = vcpu.host.serve(&waiting, |_, _| Err(anyhow!("refused")));
+    let refused = vcpu
+        .host
+        .apply_waiting(&waiting, |_, _| Err(anyhow!("refused")));
     let unknown = vcpu.host.wanted(0).is_none();
     let settled = vcpu.host.apply_pending(0, by(module));
     let last = FROM_KHZ + STEP_KHZ * (u32::try_from(FLOOD)? - 1);
@@ -108,7 +110,7 @@ fn failed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     let newer = FROM_KHZ + STEP_KHZ;
     let (host, vm) = (&vcpu.host, &mut vcpu.vm);
     let before = others_counters(host)?.in_kernel;
-    let overtaken = host.serve(&waiting, |_, _| {
+    let overtaken = host.apply_waiting(&waiting, |_, _| {
         vm.run(by_other(newer), |_, _| ())?;
         Err(anyhow!("refused"))
     });
@@ -155,7 +157,7 @@ fn assumed(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     vcpu.vm.run(stores(FLOOD, FROM_KHZ, STEP_KHZ), |_, _| ())?;
     let waiting = the_one_that_waits(vcpu)?;
     vcpu.host.assume(ONE, max, vcpu.host.seen(ONE), now_ns());
-    let settled = vcpu.host.serve(&waiting, by(module));
+    let settled = vcpu.host.apply_waiting(&waiting, by(module));
     let in_place = (min(&settled), own_clamp()?);
     set_limit(vcpu, false)?;
     vcpu.vm.run(stores(1, asked, 0), |_, _| ())?;
@@ -181,7 +183,7 @@ fn reset(vcpu: &mut TinyVcpu, module: &HostModule) -> Result<LabVerdict> {
     vcpu.host.reset()?;
     let settled = vcpu.host.apply_pending(0, by(module));
     let anew = own_clamp()?;
-    let served = vcpu.host.serve(&waiting, by(module));
+    let served = vcpu.host.apply_waiting(&waiting, by(module));
     let later = own_clamp()?;
     let asked = vcpu.host.asked(0);
     set_limit(vcpu, false)?;

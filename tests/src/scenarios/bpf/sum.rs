@@ -186,7 +186,7 @@ fn given(vcpu: &TinyVcpu) -> Result<(u32, u32)> {
     let worker = vcpu.host.worker()?;
     for event in worker.wait(Duration::from_millis(100))? {
         if let BpfEvent::Waiting(request) = event {
-            vcpu.host.serve(&request, |_, clamp| {
+            vcpu.host.apply_waiting(&request, |_, clamp| {
                 given = Some((clamp.min.get().into(), clamp.max.get().into()));
                 anyhow::Ok(())
             });

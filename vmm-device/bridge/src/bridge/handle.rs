@@ -190,7 +190,7 @@ impl BridgeHandle {
             let paths = active.backend.iter().chain(&active.lost);
             paths.for_each(|(_, path)| path.sync_counters());
         }
-        let mut snapshot = BridgeSnapshot::of(&inner.device, &inner.guest.state);
+        let mut snapshot = BridgeSnapshot::take(&inner.device, &inner.guest.state);
         {
             let active = inner.active();
             snapshot.tunings = active.tunings.all().to_vec();

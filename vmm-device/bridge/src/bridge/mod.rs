@@ -123,7 +123,7 @@ impl Bridge {
     #[must_use]
     pub fn stop(mut self) -> Totals {
         self.end();
-        Totals::of(&self.inner.device)
+        Totals::read(&self.inner.device)
     }
 
     fn end(&mut self) {

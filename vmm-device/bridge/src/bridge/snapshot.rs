@@ -95,7 +95,7 @@ pub struct Totals {
 
 impl Totals {
     /// Of a device.
-    pub fn of<A: Actuator, S: Source>(device: &Device<A, S, Arc<EventStats>>) -> Self {
+    pub fn read<A: Actuator, S: Source>(device: &Device<A, S, Arc<EventStats>>) -> Self {
         let vcpus = (0..u16::MAX).map_while(|vcpu| device.counters(VcpuId(vcpu)));
         let [governors_lost, pins_lost, _] = device.events().lost_on_host();
         Self {
@@ -109,7 +109,7 @@ impl Totals {
 
 impl BridgeSnapshot {
     /// The device's state; `taken` is what KVM answers of it.
-    pub fn of<A: Actuator, S: Source>(
+    pub fn take<A: Actuator, S: Source>(
         device: &Device<A, S, Arc<EventStats>>,
         taken: &OffloadState,
     ) -> Self {
@@ -117,7 +117,7 @@ impl BridgeSnapshot {
         let [governors_lost, pins_lost, governors_off] = device.events().lost_on_host();
         Self {
             vcpus: vcpus
-                .map(|(vcpu, spec)| VcpuSnapshot::of(device, taken, (vcpu, spec)))
+                .map(|(vcpu, spec)| VcpuSnapshot::take(device, taken, (vcpu, spec)))
                 .collect(),
             accesses_outside: device.accesses_outside(),
             governors_lost,
@@ -130,7 +130,7 @@ impl BridgeSnapshot {
 }
 
 impl VcpuSnapshot {
-    fn of<A: Actuator, S: Source>(
+    fn take<A: Actuator, S: Source>(
         device: &Device<A, S, Arc<EventStats>>,
         taken: &OffloadState,
         (vcpu, spec): (VcpuId, &VcpuSpec),
@@ -195,7 +195,7 @@ mod tests {
             region.write(REG_SET_PERF, &khz.to_le_bytes());
         }
         device.reset();
-        let snapshot = BridgeSnapshot::of(&device, &OffloadState::default());
+        let snapshot = BridgeSnapshot::take(&device, &OffloadState::default());
         let [vcpu] = &snapshot.vcpus[..] else {
             panic!("{snapshot:?}")
         };
@@ -213,7 +213,7 @@ mod tests {
         for (vcpu, khz) in [(0, 1000), (1, 2000), (1, 2000)] {
             device.write(VcpuId(vcpu), WriteReg::SetPerf, khz);
         }
-        let counters = Totals::of(&device).counters;
+        let counters = Totals::read(&device).counters;
         let counted = (counters.requests, counters.applied, counters.unchanged);
         assert_eq!((counted, counters.refused), ((3, 2, 1), 0));
     }

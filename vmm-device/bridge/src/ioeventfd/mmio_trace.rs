@@ -79,7 +79,7 @@ impl MmioTrace {
     pub fn new(host: &HostRoot, vcpus: u16, (base, size): (u64, u64)) -> Result<Self, PathError> {
         let text = |name| tracepoint_text(host, TRACEPOINT, name);
         let id = text("id").context("the tracepoint kvm:kvm_mmio can't be read (tracefs)")?;
-        let fields = Fields::of(&text("format").unwrap_or_default(), base)?;
+        let fields = Fields::parse(&text("format").unwrap_or_default(), base)?;
         let end = base + size;
         let trace = Self {
             id: id.parse().ok().context("kvm:kvm_mmio has no number")?,
@@ -165,7 +165,7 @@ impl FakeTrace {
         Ok(Self {
             trace: MmioTrace {
                 id: 0,
-                fields: Fields::of(format, base)?,
+                fields: Fields::parse(format, base)?,
                 filter: String::new(),
                 threads: rings?.into(),
                 lacks_a_thread: AtomicBool::new(false),
@@ -190,7 +190,7 @@ impl FakeTrace {
 
 impl Fields {
     /// As the tracepoint's file `format` has them.
-    fn of(format: &str, base: u64) -> Result<Self, PathError> {
+    fn parse(format: &str, base: u64) -> Result<Self, PathError> {
         Ok(Self {
             gpa: offset(format, "gpa").context("kvm:kvm_mmio has no gpa")?,
             value: offset(format, "val").context("kvm:kvm_mmio has no val")?,
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_record_says_which_register_and_value() {
-        let fields = Fields::of(FORMAT, BASE).unwrap();
+        let fields = Fields::parse(FORMAT, BASE).unwrap();
         let vcpu = BASE + 2 * REGION_STRIDE;
         let written = fields.set_perf(&record(vcpu + REG_SET_PERF, 600_000));
         assert_eq!(written, Some((VcpuId(2), 600_000)));

@@ -34,7 +34,7 @@ impl PendingWrites {
     }
 
     /// The writes of a vCPU's domain, if any can wait. Waits for the thread that carries them out.
-    pub(super) fn of(&self, vcpu: VcpuId) -> Option<MutexGuard<'_, DomainWrites>> {
+    pub(super) fn of_vcpu(&self, vcpu: VcpuId) -> Option<MutexGuard<'_, DomainWrites>> {
         self.locked((*self.of_vcpu.get(vcpu.index())?)?)
     }
 

@@ -41,7 +41,7 @@ impl<A: Actuator, S: Source, E: Events> MmioDevice for IoeventfdRegion<A, S, E> 
 
     fn write(&self, offset: u64, data: &[u8]) {
         let writes = match page_of(offset) {
-            Some((vcpu, REG_SET_PERF)) if data.len() == REG_WIDTH => self.pending.of(vcpu),
+            Some((vcpu, REG_SET_PERF)) if data.len() == REG_WIDTH => self.pending.of_vcpu(vcpu),
             _ => None,
         };
         // What this vCPU wrote before is older. The domain stays locked, so

@@ -149,7 +149,7 @@ impl SharedMemory {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn of(config: &DeviceConfig) -> io::Result<Self> {
+    pub fn create(config: &DeviceConfig) -> io::Result<Self> {
         let vcpus = u16::try_from(config.vcpus.len()).map_err(io::Error::other)?;
         let memory = Self::new(vcpus)?;
         memory.start_anew(config);

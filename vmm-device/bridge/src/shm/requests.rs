@@ -357,7 +357,7 @@ mod tests {
             domain: DomainId(domain),
         };
         let config = DeviceConfig::new(vec![spec(0), spec(1)]);
-        let memory = Arc::new(SharedMemory::of(&config).unwrap());
+        let memory = Arc::new(SharedMemory::create(&config).unwrap());
         let bell = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let bells: Arc<[EventFd]> = [bell(), bell()].into();
         for vcpu in [0, 1] {
@@ -481,11 +481,11 @@ mod tests {
             domain: DomainId(0),
         };
         let config = |khz| DeviceConfig::new(vec![spec(khz)]);
-        let memory = Arc::new(SharedMemory::of(&config(500)).unwrap());
+        let memory = Arc::new(SharedMemory::create(&config(500)).unwrap());
         let (all, told) = (AllVcpus::new().unwrap(), Arc::new(Told::default()));
         let bells: Arc<[EventFd]> = [].into();
         let requests = ShmRequests::new(memory.clone(), bells, all, told.clone());
-        let other = SharedMemory::of(&config(700)).unwrap();
+        let other = SharedMemory::create(&config(700)).unwrap();
         let look = |there: Option<&SharedMemory>| {
             for (to, from) in memory
                 .words()

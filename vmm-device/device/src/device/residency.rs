@@ -83,7 +83,7 @@ fn unpack(open: u64) -> (u64, usize) {
 }
 
 /// For each domain of a device that is made at `now_ns`.
-pub(super) fn of(config: &DeviceConfig, now_ns: u64) -> Box<[Residency]> {
+pub(super) fn of_domains(config: &DeviceConfig, now_ns: u64) -> Box<[Residency]> {
     let now = us(now_ns);
     let of_domain = |domain: DomainId| {
         let mut members = config.vcpus.iter();

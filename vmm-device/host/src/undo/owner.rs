@@ -45,7 +45,7 @@ impl Owner {
     /// # Errors
     /// As [`ReadHost::read`] of its files in procfs; [`Unread::Missing`] when it has ended or procfs
     /// hides it.
-    pub fn of(look: &dyn ReadHost, pid: u32) -> Result<Self, Unread> {
+    pub fn read(look: &dyn ReadHost, pid: u32) -> Result<Self, Unread> {
         let stat = ThreadStat::read(look, pid)?;
         if stat.has_ended {
             return Err(Unread::Missing);

@@ -90,7 +90,7 @@ pub fn check_memory(kvm: &Kvm, mem_mib: u64) -> anyhow::Result<()> {
 /// When KVM has none, or no VM can be made.
 pub fn gic(kvm: &Kvm) -> anyhow::Result<Gic> {
     let vm = kvm.create_vm().context("KVM can't create a VM")?;
-    Gic::of(&vm).context("KVM has no GIC for guests; run vcpufreq doctor")
+    Gic::probe(&vm).context("KVM has no GIC for guests; run vcpufreq doctor")
 }
 
 impl LinuxGuest<'_> {
