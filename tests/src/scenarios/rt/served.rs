@@ -14,6 +14,7 @@ use vcpufreq_host::CpuList;
 use vcpufreq_tests::LabVerdict;
 
 use super::inventory::{self, Inventory, bound_file};
+use crate::harness::kernel_threads::Company;
 use crate::harness::leftovers::left_soon;
 use crate::harness::plan::{Plan, ask_for, set_governor};
 use crate::harness::policy::Policy;
@@ -22,7 +23,7 @@ use crate::harness::server::ServeProcess;
 use crate::harness::sys::{CAP_SYS_NICE, drop_capabilities};
 use crate::harness::sysfs;
 use crate::harness::thread_facts::{allowed, scheduling};
-use crate::harness::trace;
+use crate::harness::trace::{self, Trace};
 use crate::harness::vm::{self, BOOT, SETTLED, Setup, Vm};
 use crate::harness::vmm::{SOCKET, Vmm, behind, qemu_at, vcpu_name};
 use crate::harness::wait::{SOON, settled};
@@ -173,8 +174,7 @@ fn by_serve(
     applied: &Inventory,
 ) -> Result<LabVerdict> {
     let server = ServeProcess::start(setup)?;
-    let mut vm = Vm::spawn(&mut qemu_at(SOCKET, setup))?;
-    vm.expect("@ready", BOOT)?;
+    let (mut vm, from_the_start) = traced_start(setup, cpu)?;
     plan.load_driver(&mut vm)?;
     let clamps = in_force(&mut vm, (policy, floor))?;
     let alone = alone(&vm, &[(ORDINARY, little), ("1 1", cpu)])?;
@@ -184,10 +184,40 @@ fn by_serve(
     let changed = changed_soon(applied)?;
     let figures = json!({ "clamps": clamps, "server_said": said });
     Ok(LabVerdict::with_figures(figures)
+        .part("from_the_start", from_the_start)
         .part("alone", alone)
         .check_eq("requests are in force", &clamps, [true, true])
         .part("goes_on", goes_on)
         .check_none("all is put back", &changed))
+}
+
+/// A QEMU with a thread for I/O, and what ran on the real-time vCPU's pCPU from before its first
+/// instruction until the guest's userspace.
+fn traced_start(setup: &Setup, cpu: u32) -> Result<(Vm, LabVerdict)> {
+    let mut qemu = qemu_at(SOCKET, setup);
+    qemu.args(["-object", "iothread,id=disk"]);
+    let trace = Trace::start()?;
+    let mut vm = Vm::spawn(&mut qemu)?;
+    vm.expect("@ready", BOOT)?;
+    let seen = trace.stop()?;
+    let lost = trace::lost_on(cpu)?;
+    let Company { counts, strangers } = Company::of("vcpu1", cpu, &seen.switches);
+    let names: Vec<String> = threads(vm.pid())?
+        .into_iter()
+        .map(|(_, name)| name)
+        .collect();
+    let has_thread = names.iter().any(|name| name == "IO disk");
+    let figures = json!({ "times_switched_to": counts, "threads": names });
+    let verdict = LabVerdict::with_figures(figures)
+        .check("QEMU has a thread for I/O", has_thread, &names)
+        .check("its vCPU runs there", counts.contains_key("vcpu1"), &counts)
+        .check(
+            "no other thread of QEMU's ever ran there",
+            strangers.is_empty(),
+            &strangers,
+        )
+        .check_eq("no event is lost", &lost, 0);
+    Ok((vm, verdict))
 }
 
 /// Behind `rt exec`, which sets the pCPU apart before QEMU starts, and puts all back at its end.
