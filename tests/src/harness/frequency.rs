@@ -82,15 +82,16 @@ pub fn look_after<T>(
     })
 }
 
-/// Binds the agent, and all of the VMM but its vCPUs, to a CPU of another policy, if there is one:
-/// the host's governor would answer their load.
+/// Binds the agent, and all of the VMM but its vCPUs, to the last CPU of another policy, if there is one:
+/// the host's governor would answer their load. On a first CPU they could delay a vCPU.
 pub fn stay_off(policy: &Policy, vm: &Vm) -> Result<()> {
     let all = Policy::all()?;
     let Some(other) = all.iter().find(|other| other.path != policy.path) else {
         return Ok(());
     };
     let mut cpu = CpuSet::new();
-    cpu.set(usize::try_from(other.cpu())?)?;
+    let last = other.cpus.last().context("no CPU")?;
+    cpu.set(usize::try_from(*last)?)?;
     for pid in [std::process::id(), vm.pid(), vm.program()] {
         for (tid, name) in threads(pid)? {
             if vcpu_name(&name).is_some() {

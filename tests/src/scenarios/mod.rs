@@ -92,6 +92,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "no-exit" => paths::no_exit::run(plan),
         "no-uclamp" => device::no_uclamp::run(plan),
         "order" => paths::order::run(plan),
+        "worker-place" => paths::worker_place::run(plan),
         "in-force" => paths::in_force::run(plan),
         "paths" => paths::cost::run(plan),
         "peer" => bench::peer::run(),

@@ -14,3 +14,4 @@ pub mod order;
 mod sandbox_share;
 pub mod unpinned;
 pub mod unpinned_page;
+pub mod worker_place;
