@@ -2,8 +2,8 @@
 //! `vcpufreq run --rt`, or `vcpufreq qemu --rt`, on a real RT kernel. Real-time vCPUs are alone on their pCPUs. Their
 //! requests move the frequency, never below the floor. Nothing is left when the VMM is killed.
 //!
-//! The last pCPU has to have a policy of its own (topology 4+3+1): while its vCPU sleeps, the
-//! frequency would be that of the other pCPUs.
+//! While a vCPU sleeps, the frequency is that of the other pCPUs of its policy. So the last pCPU has a
+//! policy of its own (topology 4+3+1), or the guest of QEMU's has all of that policy (2+2).
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -50,10 +50,16 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         bail!("fewer than two policies; use the topology 4+3+1");
     };
     let little = policies[0].cpu();
+    if let [beside, cpu] = big.cpus[..] {
+        ensure!(plan.vmm == Vmm::Qemu, "without QEMU use the topology 4+3+1");
+        let both = [RtVcpu::new(1, cpu, big), RtVcpu::new(2, beside, big)];
+        trace::off()?;
+        return of_qemu(plan, &inventory::everything()?, little, &both);
+    }
     let cpu = big.cpu();
     ensure!(
         big.cpus == [cpu],
-        "CPU {cpu} shares its policy; use the topology 4+3+1"
+        "CPU {cpu} shares its policy with two or more; use the topology 4+3+1"
     );
     let beside = *shared.cpus.last().context("no CPU")?;
     // On a CPU with a policy of its own schedutil holds the frequency while the vCPU is busy. A dip
@@ -120,9 +126,16 @@ fn of_qemu(
     let mut vm = rt_guest(plan, little, vcpus)?;
     let alone = served::alone(&vm, &[("0 0", little), ("1 1", fifo.cpu), ("2 2", rr.cpu)])?;
     let rows = requests(&mut vm, fifo.policy, floor)?;
-    let changes = changes::traced(&mut vm, vcpus)?;
+    // One policy of the host's is one of the guest's: there both have one request.
+    let own = if fifo.policy.path == rr.policy.path {
+        1
+    } else {
+        2
+    };
+    let changes = changes::traced(&mut vm, &vcpus[..own])?;
     vm.quit()?;
     succeeded(&["restore"])?;
+    let deadline = deadline(plan, little, fifo.cpu)?;
     let left = inventory::changes(before, &inventory::everything()?);
     let figures = json!({ "requests": rows, "left": left });
     let seldom = irq_work_is_seldom(&changes)?;
@@ -131,6 +144,7 @@ fn of_qemu(
         .part("alone", alone)
         .check_rows("each request", &rows)
         .part("changes", changes)
+        .part("deadline", deadline)
         .check_none("nothing is left", &left))
 }
 
@@ -330,18 +344,23 @@ fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<LabVerdict> {
         .check("requests are in force", right, &clamps))
 }
 
-/// With admission control as it is: in a partition of its own pCPU, and refused without one.
+/// With admission control as it is: in a partition of its own pCPU, and refused without one. A
+/// guest of QEMU's has to have one, whatever its real-time policy.
 fn deadline(plan: &Plan, little: u32, cpu: u32) -> Result<LabVerdict> {
     let setup = plan
-        .mirroring(&[little, cpu])
+        .real_time(&[little, cpu])
         .with(&["--rt", "1=deadline:8000/10000"]);
+    let why = match plan.vmm {
+        Vmm::Qemu => "is not set apart",
+        Vmm::Vcpufreq | Vmm::Crosvm => "root domain",
+    };
     let alone = Setup {
         silent: true,
         ..setup.clone()
     };
     let refused = vm::command(&alone).output()?;
-    let refused = refused.status.code() == Some(2)
-        && String::from_utf8_lossy(&refused.stderr).contains("root domain");
+    let refused =
+        refused.status.code() == Some(2) && String::from_utf8_lossy(&refused.stderr).contains(why);
     std::fs::write(PROFILE, "[settings]\ncpuset = 'root'\n")?;
     succeeded(&[
         "apply",
