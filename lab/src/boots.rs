@@ -14,12 +14,12 @@ use crate::qemu::GuestVmm;
 use crate::set::Set::{self, Instrumented, Long, Short};
 use crate::tools;
 
-/// The tests on a drawn topology: each OPP, and each ramp five times, within three ticks. A ramp
+/// The tests on a drawn topology: each OPP, and each ramp within three ticks. A ramp
 /// begins anywhere between two ticks, and the host's own repeats differ by two. Without the
 /// scheduler's servers, whose share is above most OPPs of a small CPU.
 const DRAWN: &[&str] = &[
     "opps-exact:fair-server-off",
-    "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=5:--within-us=12000:fair-server-off",
+    "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=3:--within-us=12000:fair-server-off",
 ];
 
 /// The ramp of a real board's largest CPUs.
@@ -101,7 +101,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         path: Some("ioeventfd"),
-        sampled: &["in-force"],
+        sampled: &["in-force", "worker-place"],
         ..boot(Long, 30, "2+2", &[])
     },
     Boot {
@@ -185,11 +185,18 @@ const BOOTS: &[Boot] = &[
         ..boot(Long, 300, "qcs6490", &[]).with(&[GibPage])
     },
     Boot {
-        sampled: &["rt-loop"],
+        sampled: &["rt-guest"],
         vmm: GuestVmm::Qemu,
         host: Rt,
         guest: Rt,
-        ..boot(Long, 120, "2+2", &[]).with(&[Tools])
+        ..boot(Long, 220, "2+2", &[]).with(&[GibPage])
+    },
+    Boot {
+        sampled: &["rt-loop", "rt-latency"],
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 340, "2+2", &[]).with(&[Tools])
     },
     Boot {
         sampled: &["rt-loop"],

@@ -32,7 +32,6 @@ const PACKAGES: &[&str] = &[
     "libstd-rust-dev:arm64",
     "libbpf-dev:amd64",
     "clang:amd64",
-    "bpftool:amd64",
     // BTF of modules; what libbpf is linked with, statically.
     "pahole:amd64",
     "libelf-dev:arm64",

@@ -41,6 +41,19 @@ fn each_topology_is_booted() {
     assert_eq!(left_out, NOT_BOOTED);
 }
 
+/// A median of three is within a bound if two of the three are: the rule of [`crate::draws`].
+#[test]
+fn the_bench_has_as_many_repeats_as_there_are_draws() {
+    let all = [entries(Short), entries(Long), entries(Instrumented)].concat();
+    let bench = all.iter().filter(|(_, one)| one.starts_with("bench:"));
+    for (host, one) in bench {
+        let mut words = one.split(':');
+        let number = words.find_map(|word| word.strip_prefix("--repeats="));
+        let number = number.map_or(3, |number| number.parse().unwrap());
+        assert_eq!(number, crate::draws::DRAWS, "{host}: {one}");
+    }
+}
+
 #[test]
 fn a_host_has_what_its_scenario_needs() {
     let of = |scenario: &str| parts(&[scenario.to_owned()]);
