@@ -376,9 +376,25 @@ impl RtGuest {
     /// # Errors
     /// `EPERM` without CAP_SYS_NICE, `EBUSY` when there is no bandwidth left. The thread keeps its policy.
     pub fn schedule(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()> {
-        match self.policy(vcpu) {
-            Some(policy) => denied::schedule(vcpu, policy, tid),
-            None => Ok(()),
+        let Some(policy) = self.policy(vcpu) else {
+            return Ok(());
+        };
+        if matches!(policy, RtPolicy::Deadline { .. }) && tid != Tid::current() {
+            self.leave_old_cpu(vcpu);
+        }
+        denied::schedule(vcpu, policy, tid)
+    }
+
+    /// A thread that sleeps stays with the CPU on which it ran last, and with its root domain, by which
+    /// the kernel judges SCHED_DEADLINE, until it is woken. To freeze its group wakes it.
+    fn leave_old_cpu(&self, vcpu: VcpuId) {
+        let (Some(groups), Some(domain)) = (&self.partition, self.domains.get(vcpu.index())) else {
+            return;
+        };
+        let freeze = groups.domain(*domain).join("cgroup.freeze");
+        for frozen in ["1", "0"] {
+            // Without it the kernel refuses the policy, which has a line.
+            let _ = fs::write(&freeze, frozen);
         }
     }
 }
