@@ -59,11 +59,11 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let mut vm = guest::boot(plan, &setup)?;
     set_governor(&mut vm, 1, "schedutil")?;
     // Before and after: two runs differ by where the host's own work falls.
-    let first = at_maximum(&mut vm, rt)?;
+    let first = at_maximum(&mut vm, (rt, cpu))?;
     let apart = apart(&mut vm, cpu)?;
-    let second = at_maximum(&mut vm, rt)?;
-    let figures = all_loads(&mut vm)?;
-    let hackbench = hackbench(&mut vm)?;
+    let second = at_maximum(&mut vm, (rt, cpu))?;
+    let figures = all_loads(&mut vm, cpu)?;
+    let hackbench = hackbench(&mut vm, cpu)?;
     let phases = phases(&mut vm, rt, others)?;
     vm.quit()?;
     succeeded(&["restore"])?;
@@ -98,7 +98,7 @@ fn apart(vm: &mut Vm, cpu: u32) -> Result<LabVerdict> {
     let exits = Exits::watch()?;
     let trace = Trace::start()?;
     sleep(PATCHED);
-    let latency = idle_latency(vm, &[])?;
+    let latency = idle_latency(vm, &["--cpus", &cpu.to_string()])?;
     let seen = trace.stop()?;
     let exits = exits.stop()?.at(device.trapping(0..2));
     let lost = trace::lost_on(cpu)?;
@@ -120,13 +120,13 @@ fn apart(vm: &mut Vm, cpu: u32) -> Result<LabVerdict> {
 }
 
 /// The same with the pCPU at its maximum, and traced as much, which costs time as well.
-fn at_maximum(vm: &mut Vm, rt: &Policy) -> Result<Value> {
+fn at_maximum(vm: &mut Vm, (rt, cpu): (&Policy, u32)) -> Result<Value> {
     let governor = format!("{}/scaling_governor", rt.path);
     sysfs::write(&governor, "performance")?;
     let exits = Exits::watch()?;
     Trace::start()?;
     sleep(PATCHED);
-    let latency = idle_latency(vm, &[])?;
+    let latency = idle_latency(vm, &["--cpus", &cpu.to_string()])?;
     trace::off()?;
     exits.stop()?;
     sysfs::write(&governor, "schedutil")?;
@@ -144,8 +144,11 @@ pub(super) fn idle_latency(vm: &mut Vm, more: &[&str]) -> Result<Value> {
 
 /// Every load on the host, and on the guest stress: idle was before, hackbench comes after:
 /// figures for each, no verdict here, nothing left.
-fn all_loads(vm: &mut Vm) -> Result<LabVerdict> {
+fn all_loads(vm: &mut Vm, cpu: u32) -> Result<LabVerdict> {
+    let cpu = cpu.to_string();
     let common = [
+        "--cpus",
+        &cpu,
         "--loops",
         "500",
         "--budget-us",
@@ -206,9 +209,12 @@ fn all_loads(vm: &mut Vm) -> Result<LabVerdict> {
 
 /// A small hackbench in the guest, and one on the host. Not on the measured vCPU's CPU: the test
 /// would hardly get its turn among those threads.
-fn hackbench(vm: &mut Vm) -> Result<LabVerdict> {
+fn hackbench(vm: &mut Vm, cpu: u32) -> Result<LabVerdict> {
+    let cpu = cpu.to_string();
     let before = forks(vm)?;
     let line = [
+        "--cpus",
+        &cpu,
         "--guest-only",
         "--guest-others",
         "0",
