@@ -284,8 +284,8 @@ impl<A: Actuator, S: Source, E: Events> Device<A, S, E> {
         }
     }
 
-    /// Puts the newest request of the domain of `vcpu` into force again: what it means to the host
-    /// has changed. It counts as a request.
+    /// Puts the newest request of the domain of `vcpu` into force again, also where its clamp is in
+    /// force: what it means to the host has changed. It counts as a request.
     pub fn apply_again(&self, vcpu: VcpuId) {
         let Some(page) = self.vcpus.get(vcpu.index()) else {
             return;

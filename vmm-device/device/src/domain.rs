@@ -74,6 +74,8 @@ pub(crate) struct Domain {
     newest: Newest,
     /// What is in force on the host, if that is known. The lock is the right to call the host.
     in_force: Mutex<Option<Clamp>>,
+    /// The host is to be called although the clamp is in force: what it means there has changed.
+    anew: AtomicBool,
     /// The holder of the lock won't look for newer requests again.
     last_round: AtomicBool,
     /// The newest request may be waiting for a token.
@@ -92,6 +94,7 @@ impl Domain {
             id,
             newest: Newest::default(),
             in_force: Mutex::new(None),
+            anew: AtomicBool::new(false),
             last_round: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
             ceiling_until: AtomicU64::new(0),
@@ -171,9 +174,11 @@ impl Domain {
         self.newest.put_first(request)
     }
 
-    /// Has the newest request put into force once more by [`Domain::apply_pending`]; the request,
-    /// unless it is still to be put into force anyway.
+    /// Has the newest request put into force once more by [`Domain::apply_pending`], whatever is in
+    /// force; the request, unless it is still to be put into force anyway.
     pub fn renew(&self) -> Option<Request> {
+        // Before the request: the thread that takes that is to see it.
+        self.anew.swap(true, SeqCst);
         self.newest.renew()
     }
 
@@ -199,7 +204,8 @@ impl Domain {
                     self.last_round.store(false, SeqCst);
                     break false;
                 };
-                *in_force = apply(request, *in_force);
+                let anew = self.anew.swap(false, SeqCst);
+                *in_force = apply(request, in_force.filter(|_| !anew));
                 rounds += 1;
                 if last {
                     break true;

@@ -340,8 +340,9 @@ fn a_request_that_had_no_effect_is_applied_again() {
     bench.write(0, REG_SET_PERF, 1_200_000);
     bench.actuator.fail_with(None);
     bench.region.device().apply_again(VcpuId(1));
+    // What is added to it on the host may have changed, too.
     bench.region.device().apply_again(VcpuId(1));
-    assert_eq!(bench.floors(), [(7, 219)]);
+    assert_eq!(bench.floors(), [(7, 219), (7, 219)]);
     let counters = bench.counters(0);
     assert_eq!(
         (
@@ -350,8 +351,10 @@ fn a_request_that_had_no_effect_is_applied_again() {
             counters.applied,
             counters.unchanged
         ),
-        (3, 1, 1, 1)
+        (3, 1, 2, 0)
     );
+    bench.write(0, REG_SET_PERF, 1_200_000);
+    assert_eq!(bench.counters(0).unchanged, 1, "and a request is none");
 }
 
 #[test]
