@@ -142,9 +142,9 @@ BTF_KFUNCS_END(vcpufreq_kfuncs)
  * copy of its own for modules from outside its tree.)
  *
  * A tracepoint is found by its name when the program is attached, the kernel's
- * own before those of modules, so that its name is what it is. @dst_prog is a
- * target that is a BPF program, @mod the module that a target is of; with
- * neither, it is the kernel's own, where KVM is (arm64 has it built in).
+ * own before those of modules, so that its name is what it is: KVM's, built in on
+ * arm64, a module's on x86-64. @dst_prog is a target that is a BPF program, @mod
+ * the module of a function; a tracepoint has neither, whosever it is.
  */
 static int vcpufreq_filter(const struct bpf_prog *prog, u32 kfunc_id)
 {
