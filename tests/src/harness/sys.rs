@@ -141,7 +141,11 @@ pub fn can_map(file: &File) -> bool {
 )]
 pub fn set_deadline(runtime: Duration, period: Duration) -> Result<()> {
     let ns = |time: Duration| u64::try_from(time.as_nanos());
-    let attr = SchedAttr::deadline(ns(runtime)?, ns(period)?);
+    // Else it may start no thread, which KVM does at the first run of a VM on x86-64.
+    let attr = SchedAttr {
+        flags: SchedAttr::RESET_ON_FORK,
+        ..SchedAttr::deadline(ns(runtime)?, ns(period)?)
+    };
     attr.set(Tid::current()).context("sched_setattr")
 }
 

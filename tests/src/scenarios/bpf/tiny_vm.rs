@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A VM of one vCPU and a dozen instructions: spin, access a register so many times, spin, leave.
 //!
-//! The guest runs with its MMU off, so its accesses are those of a driver: of device memory.
+//! The guest runs without page tables, so its accesses are those of a driver: on Arm of device memory.
 #![expect(unsafe_code, reason = "a guest's code and memory are raw addresses")]
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
 
 use std::ptr::NonNull;
 
@@ -12,6 +17,11 @@ use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
 use vcpufreq_host_bpf::Pages;
+
+#[cfg(target_arch = "aarch64")]
+use aarch64 as machine;
+#[cfg(target_arch = "x86_64")]
+use x86_64 as machine;
 
 /// Guest addresses: the code, and where a write makes the guest leave.
 const CODE: u64 = 0x4000_0000;
@@ -38,6 +48,17 @@ pub struct Deed {
     /// Turns of the loop afterwards.
     pub after: u64,
 }
+
+/// One load of the guest's memory.
+const LOAD: Deed = Deed {
+    before: 0,
+    times: 1,
+    address: RAM,
+    value: 0,
+    step: 0,
+    read: true,
+    after: 0,
+};
 
 /// What came of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,17 +105,20 @@ impl TinyVm {
         let mut others = Vec::new();
         for id in 0..vcpus {
             let vcpu = vm.create_vcpu(id)?;
-            initialize(&vm, &vcpu)?;
+            machine::initialize(&vm, &vcpu)?;
             others.push(vcpu);
         }
         let vcpu = others.pop().context("a VM without vCPUs")?;
-        let tiny = Self {
+        let mut tiny = Self {
             vcpu,
             _others: others,
             vm,
             _code: code,
         };
-        tiny.set(PC, CODE)?;
+        if cfg!(target_arch = "x86_64") {
+            // At a VM's first run KVM starts a thread, which the kernel takes for load of this pCPU.
+            tiny.run(LOAD, |_, _| ())?;
+        }
         Ok(tiny)
     }
 
@@ -116,19 +140,7 @@ impl TinyVm {
 
     /// Does it, with `written` called for each write that leaves.
     pub fn run(&mut self, deed: Deed, mut written: impl FnMut(u64, u32)) -> Result<TinyVmOutcome> {
-        let registers = [
-            deed.address,
-            deed.value.into(),
-            deed.before,
-            deed.after,
-            LEAVE,
-            deed.times.max(1),
-            deed.read.into(),
-            deed.step.into(),
-        ];
-        for (number, value) in (0..).zip(registers) {
-            self.set(X0 + 2 * number, value)?;
-        }
+        machine::begin(&self.vcpu, deed)?;
         let mut exits = 0;
         loop {
             match self.vcpu.run() {
@@ -153,31 +165,9 @@ impl TinyVm {
             }
         }
     }
-
-    fn set(&self, register: u64, value: u64) -> Result<()> {
-        let written = set_register(&self.vcpu, register, &value.to_ne_bytes())?;
-        ensure!(written == size_of::<u64>(), "a register of {written} bytes");
-        Ok(())
-    }
 }
 
-/// `KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE`, and the place in `struct kvm_regs`.
-const X0: u64 = 0x6030_0000_0010_0000;
-const PC: u64 = X0 + 2 * 32;
-
-#[cfg(target_arch = "aarch64")]
-fn initialize(vm: &VmFd, vcpu: &VcpuFd) -> Result<()> {
-    let mut init = kvm_bindings::kvm_vcpu_init::default();
-    vm.get_preferred_target(&mut init)?;
-    Ok(vcpu.vcpu_init(&init)?)
-}
-
-#[cfg(target_arch = "aarch64")]
-fn set_register(vcpu: &VcpuFd, register: u64, value: &[u8]) -> Result<usize> {
-    Ok(vcpu.set_one_reg(register, value)?)
-}
-
-#[cfg(target_arch = "aarch64")]
+/// The machine's instructions, between their two labels.
 fn program() -> &'static [u8] {
     unsafe extern "C" {
         static tiny_vm_start: u8;
@@ -185,58 +175,9 @@ fn program() -> &'static [u8] {
     }
     let (start, end) = (&raw const tiny_vm_start, &raw const tiny_vm_end);
     let length = end.addr() - start.addr();
-    // SAFETY: the instructions below, between their two labels.
+    // SAFETY: `machine` has them in the program's read-only data.
     unsafe { std::slice::from_raw_parts(start, length) }
 }
-
-// In: x0 address, w1 value, x2 and x3 turns before and after, x4 where to leave, x5 times, x6
-// whether to load, w7 step.
-#[cfg(target_arch = "aarch64")]
-std::arch::global_asm!(
-    ".pushsection .rodata.tiny_vm, \"a\"",
-    ".balign 4",
-    ".globl tiny_vm_start",
-    "tiny_vm_start:",
-    "0: cbz x2, 1f",
-    "sub x2, x2, #1",
-    "b 0b",
-    "1: cbnz x6, 2f",
-    "str w1, [x0]",
-    "add w1, w1, w7",
-    "subs x5, x5, #1",
-    "b.ne 1b",
-    "b 3f",
-    "2: ldr w1, [x0]",
-    "subs x5, x5, #1",
-    "b.ne 2b",
-    "3: cbz x3, 4f",
-    "sub x3, x3, #1",
-    "b 3b",
-    "4: str w1, [x4]",
-    // The next run begins behind that write.
-    "b 0b",
-    ".globl tiny_vm_end",
-    "tiny_vm_end:",
-    ".popsection",
-);
-
-#[cfg(not(target_arch = "aarch64"))]
-mod elsewhere {
-    //! The agent runs on arm64 only; elsewhere it is compiled, for its lints.
-    use super::{Result, VcpuFd, VmFd};
-
-    pub fn initialize(_: &VmFd, _: &VcpuFd) -> Result<()> {
-        anyhow::bail!("arm64 only")
-    }
-    pub fn set_register(_: &VcpuFd, _: u64, _: &[u8]) -> Result<usize> {
-        anyhow::bail!("arm64 only")
-    }
-    pub fn program() -> &'static [u8] {
-        &[]
-    }
-}
-#[cfg(not(target_arch = "aarch64"))]
-use elsewhere::{initialize, program, set_register};
 
 fn add_slot(vm: &VmFd, slot: u32, guest: u64, host: Pages) -> Result<()> {
     let region = kvm_userspace_memory_region {
