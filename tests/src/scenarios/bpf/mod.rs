@@ -22,6 +22,7 @@ mod programs;
 mod refused;
 mod requests;
 mod scx;
+mod served;
 mod settled;
 mod shared;
 mod sum;
@@ -54,6 +55,7 @@ pub fn run(name: &str, plan: &Plan) -> Option<Result<LabVerdict>> {
         "bpf-calls" => Some(calls::run()),
         "bpf-kfunc-refused" => Some(refused::run()),
         "bpf-requests" => Some(requests::run()),
+        "bpf-served" => Some(served::run(plan)),
         "bpf-shared" => Some(shared::run()),
         "bpf-sum" => Some(sum::run()),
         "bpf-many" => Some(many::run()),

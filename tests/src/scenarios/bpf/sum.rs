@@ -47,7 +47,8 @@ pub fn run() -> Result<LabVerdict> {
     Ok(result)
 }
 
-fn set_governors(governor: &str) -> Result<()> {
+/// Has all policies run by it.
+pub fn set_governors(governor: &str) -> Result<()> {
     for policy in Policy::all()? {
         sysfs::write(format!("{}/scaling_governor", policy.path), governor)?;
     }
