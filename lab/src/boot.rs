@@ -2,7 +2,7 @@
 //! An emulated host of the tests: what it is made of, and what is tried on it.
 
 use crate::arch::Arch::{self, Arm64, X86_64};
-use crate::kernel::Flavor::{self, Checked, Kcsan, Standard};
+use crate::kernel::Flavor::{self, Checked, Kcsan, Rt, Standard};
 use crate::qemu::GuestVmm;
 use crate::set::Set::{self, Instrumented};
 
@@ -144,7 +144,8 @@ impl Boot {
     /// What tells it from others.
     pub fn name(&self) -> String {
         if self.arch == X86_64 {
-            return format!("x86-64 {}", self.topology);
+            let rt = if self.host == Rt { " RT" } else { "" };
+            return format!("x86-64 {}{rt}", self.topology);
         }
         format!(
             "{} host {:?} guest {:?} driver {:?} path {} {} {} GICv{}{}{}",

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use crate::arch::Arch;
 use crate::artifacts::Artifacts;
 use crate::check_cache::{Check, CheckPlace};
 use crate::choice::RootPart;
@@ -118,7 +119,10 @@ const COCCI_SCRIPT: &str = r#"
 pub fn packages(artifacts: &Artifacts, repo: &Path, flavors: &[Flavor]) -> Result<Vec<TestResult>> {
     let mut tried = Vec::new();
     for &flavor in flavors {
-        if let Some(why) = flavor.part().and_then(|part| artifacts.root.lacks(part)) {
+        if let Some(why) = flavor
+            .part(Arch::Arm64)
+            .and_then(|part| artifacts.root.lacks(part))
+        {
             tried.push(TestResult::skipped(format!("packages for {flavor:?}"), why));
             continue;
         }
@@ -143,7 +147,10 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
     let mut tried = Vec::new();
     // The findings of sparse and checkpatch do not depend on the release much.
     for flavor in [Flavor::Standard, Flavor::Rt] {
-        if let Some(why) = flavor.part().and_then(|part| artifacts.root.lacks(part)) {
+        if let Some(why) = flavor
+            .part(Arch::Arm64)
+            .and_then(|part| artifacts.root.lacks(part))
+        {
             tried.push(TestResult::skipped(format!("modules for {flavor:?}"), why));
             continue;
         }

@@ -33,6 +33,8 @@ pub enum RootPart {
     OldKernel,
     /// The modules of the kernel for x86-64, which its hosts need.
     X86Host,
+    /// The kernel for x86-64 with PREEMPT_RT.
+    X86Rt,
 }
 
 /// Packages (`NAME:ARCHITECTURE`) whose versions have to agree.
@@ -169,6 +171,11 @@ impl Choice {
                 (X86_MODULES, "amd64"),
                 "with modules for amd64",
             ),
+            (
+                RootPart::X86Rt,
+                (X86_RT, "amd64"),
+                "with PREEMPT_RT for amd64",
+            ),
         ];
         let whole = |release: &&String| parts.iter().all(|(_, part, _)| has(release, *part));
         let mut bootable = releases.iter().filter(boots);
@@ -217,12 +224,22 @@ const ARM64_KERNEL: &[&str] = &["linux-image-{}-arm64", "linux-headers-{}-arm64"
 const RT_KERNEL: &[&str] = &["linux-image-{}-rt-arm64", "linux-headers-{}-rt-arm64"];
 const X86_KERNEL: &[&str] = &["linux-binary-{}-amd64", "linux-headers-{}-amd64"];
 const X86_MODULES: &[&str] = &["linux-modules-{}-amd64"];
+const X86_RT: &[&str] = &[
+    "linux-binary-{}-rt-amd64",
+    "linux-headers-{}-rt-amd64",
+    "linux-modules-{}-rt-amd64",
+];
 /// The headers' own programs, which run here.
 const KBUILD: &[&str] = &["linux-kbuild-{}"];
 
 /// The packages with the modules of the kernel for x86-64 of this release.
 pub fn x86_modules(release: &str) -> Vec<String> {
     names(X86_MODULES, release, "amd64")
+}
+
+/// The packages of the one with PREEMPT_RT.
+pub fn x86_rt(release: &str) -> Vec<String> {
+    names(X86_RT, release, "amd64")
 }
 
 fn names(patterns: &[&str], release: &str, architecture: &str) -> Vec<String> {

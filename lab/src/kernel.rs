@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::arch::Arch;
 use crate::cache::{Cache, key};
-use crate::choice::{RootPart, x86_modules};
+use crate::choice::{RootPart, x86_modules, x86_rt};
 use crate::kernel_source;
 use crate::known::KnownVersions;
 use crate::packages;
@@ -20,7 +20,7 @@ use crate::root::Root;
 pub enum Flavor {
     /// `linux-image-arm64`.
     Standard,
-    /// `linux-image-rt-arm64`, with PREEMPT_RT.
+    /// `linux-image-rt-arm64` or `-amd64`, with PREEMPT_RT.
     Rt,
     /// Debian stable's own, which has no uclamp; the others are from backports.
     Old,
@@ -34,8 +34,9 @@ pub enum Flavor {
 
 impl Flavor {
     /// The part of the root that has it, if the root may be without.
-    pub fn part(self) -> Option<RootPart> {
+    pub fn part(self, arch: Arch) -> Option<RootPart> {
         match self {
+            Self::Rt if arch == Arch::X86_64 => Some(RootPart::X86Rt),
             Self::Rt => Some(RootPart::RtKernel),
             Self::Old => Some(RootPart::OldKernel),
             Self::Standard | Self::Checked | Self::Kcsan | Self::Protected => None,
@@ -63,7 +64,7 @@ pub struct Kernel {
 impl Kernel {
     /// Finds Debian's kernel of this flavor.
     pub fn find(root: &Root, flavor: Flavor) -> Result<Self> {
-        if let Some(why) = flavor.part().and_then(|part| root.lacks(part)) {
+        if let Some(why) = flavor.part(Arch::Arm64).and_then(|part| root.lacks(part)) {
             bail!("no {flavor:?} kernel: {why}");
         }
         let release = match flavor {
@@ -85,27 +86,43 @@ impl Kernel {
         })
     }
 
-    /// Debian's kernel for x86-64, with PREEMPT_RT or without. Its modules are fetched now.
+    /// Debian's kernel for x86-64, with PREEMPT_RT or without. What the toolchain root lacks of it
+    /// is fetched now: its modules, and all of the one with PREEMPT_RT.
     pub fn find_x86(cache: &Cache, root: &Root, flavor: Flavor) -> Result<Self> {
-        ensure!(
-            flavor == Flavor::Standard,
-            "the lab has no {flavor:?} kernel for x86-64: leave --host and --guest out"
-        );
-        for part in [RootPart::X86Guest, RootPart::X86Host] {
-            if let Some(why) = root.lacks(part) {
-                bail!("no kernel for x86-64: {why}");
+        let (parts, name, packages) = match flavor {
+            Flavor::Standard => (
+                vec![RootPart::X86Guest, RootPart::X86Host],
+                "modules-amd64",
+                x86_modules(root.kernel()),
+            ),
+            Flavor::Rt => (
+                vec![RootPart::X86Rt],
+                "kernel-rt-amd64",
+                x86_rt(root.kernel()),
+            ),
+            _ => {
+                bail!("the lab has no {flavor:?} kernel for x86-64: leave --host and --guest out")
             }
+        };
+        if let Some(why) = parts.into_iter().find_map(|part| root.lacks(part)) {
+            bail!("no kernel for x86-64: {why}");
         }
-        let release = format!("{}-amd64", root.kernel());
-        let modules = x86_modules(root.kernel());
-        let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
-        let place = (Arch::X86_64, "modules-amd64");
-        let modules = packages::unpacked(cache, root, place, &modules)?;
+        let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+        let tree = packages::unpacked(cache, root, (Arch::X86_64, name), &packages)?;
+        let rt = flavor == Flavor::Rt;
+        let release = format!("{}{}-amd64", root.kernel(), if rt { "-rt" } else { "" });
+        let headers = format!("/usr/src/linux-headers-{release}");
         Ok(Self {
-            packed: packed(&modules, &release),
+            packed: packed(&tree, &release),
             arch: Arch::X86_64,
-            image: root.dir().join(format!("opt/amd64/vmlinuz-{release}")),
-            headers: format!("/usr/src/linux-headers-{release}"),
+            image: match rt {
+                true => tree.join(format!("usr/lib/modules/{release}/vmlinuz")),
+                false => root.dir().join(format!("opt/amd64/vmlinuz-{release}")),
+            },
+            headers: match rt {
+                true => root.inside(&tree)? + &headers,
+                false => headers,
+            },
             release,
             unpacked: None,
         })
@@ -160,6 +177,11 @@ impl Kernel {
     fn make(&self, root: &Root, folder: &Path, options: &[&str]) -> Result<()> {
         let modules = format!("M={}", root.inside(folder)?);
         let mut args = vec!["-C", &self.headers, &modules];
+        // Debian's name the place that they are installed at, and may be unpacked elsewhere.
+        let place = format!("KBUILD_OUTPUT={}", self.headers);
+        if self.unpacked.is_none() {
+            args.push(&place);
+        }
         args.extend(self.arch.make_variables());
         args.extend(options);
         args.push("modules");

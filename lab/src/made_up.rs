@@ -87,6 +87,9 @@ impl MadeUp {
             ("linux-binary-{}-amd64", "amd64"),
             ("linux-headers-{}-amd64", "amd64"),
             ("linux-modules-{}-amd64", "amd64"),
+            ("linux-binary-{}-rt-amd64", "amd64"),
+            ("linux-headers-{}-rt-amd64", "amd64"),
+            ("linux-modules-{}-rt-amd64", "amd64"),
         ] {
             if architectures.contains(&architecture) {
                 self.add(suite, &name.replace("{}", release), version, architecture);

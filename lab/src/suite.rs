@@ -281,7 +281,8 @@ impl Boot {
             Arch::Arm64 => Vec::new(),
             Arch::X86_64 => vec![RootPart::X86Guest, RootPart::X86Host],
         };
-        let flavors = [self.host, self.guest].into_iter().filter_map(Flavor::part);
+        let flavors = [self.host, self.guest].into_iter();
+        let flavors = flavors.filter_map(|flavor| flavor.part(self.arch));
         let mut parts = flavors.chain(of_arch);
         let why = parts.find_map(|part| artifacts.root.lacks(part));
         why.map(str::to_owned)
