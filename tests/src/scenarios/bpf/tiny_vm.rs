@@ -6,6 +6,7 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+mod deed;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -20,34 +21,12 @@ use vcpufreq_host_bpf::Pages;
 
 #[cfg(target_arch = "aarch64")]
 use aarch64 as machine;
+use deed::{CODE, LEAVE};
+pub use deed::{Deed, RAM};
 #[cfg(target_arch = "x86_64")]
 use x86_64 as machine;
 
-/// Guest addresses: the code, and where a write makes the guest leave.
-const CODE: u64 = 0x4000_0000;
-/// Memory behind the code, for loads that aren't of a register.
-pub const RAM: u64 = CODE + 0x800;
-const LEAVE: u64 = 0x0900_0000;
 const PAGE: usize = 4096;
-
-/// What the guest does in one run.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Deed {
-    /// Turns of a loop of two instructions first.
-    pub before: u64,
-    /// Accesses of `address`, at least 1.
-    pub times: u64,
-    /// Guest address of the register.
-    pub address: u64,
-    /// Written by the first access; each further one writes `step` more.
-    pub value: u32,
-    /// See `value`.
-    pub step: u32,
-    /// Loads instead of stores.
-    pub read: bool,
-    /// Turns of the loop afterwards.
-    pub after: u64,
-}
 
 /// One load of the guest's memory.
 const LOAD: Deed = Deed {

@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use kvm_ioctls::{VcpuFd, VmFd};
 
-use super::{CODE, Deed, LEAVE};
+use super::deed::{CODE, Deed, LEAVE};
 
 /// `KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE`, and the place in `struct kvm_regs`.
 const X0: u64 = 0x6030_0000_0010_0000;

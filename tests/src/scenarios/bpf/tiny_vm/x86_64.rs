@@ -5,7 +5,7 @@ use anyhow::Result;
 use kvm_bindings::kvm_regs;
 use kvm_ioctls::{VcpuFd, VmFd};
 
-use super::{CODE, Deed, LEAVE};
+use super::deed::{CODE, Deed, LEAVE};
 
 /// CR0: protection enable, and the bit that is always set.
 const PROTECTED: u64 = 0x11;
