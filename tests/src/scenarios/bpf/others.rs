@@ -22,6 +22,7 @@ use crate::harness::machine::mount_bpffs;
 use crate::harness::plan::{Plan, first_cpus};
 use crate::harness::policy::Policy;
 use crate::harness::vm::Vm;
+use crate::harness::vmm::Vmm;
 use crate::harness::wait::{SOON, settled};
 use crate::harness::{console_commands, load};
 
@@ -210,9 +211,14 @@ pub fn ends(plan: &Plan) -> Result<LabVerdict> {
     if removed {
         console_commands::insmod("vcpufreq_host", "")?;
     }
-    let setup = plan.mirroring(&first_cpus(&Policy::all()?));
+    // A guest of QEMU's has them for sums alone.
+    let options: &[&str] = match plan.vmm {
+        Vmm::Qemu => &["--sum"],
+        _ => &["--path", "bpf"],
+    };
+    let setup = plan.mirroring(&first_cpus(&Policy::all()?)).with(options);
     for _ in 0..GUESTS {
-        let vm = Vm::boot(&setup.clone().with(&["--path", "bpf"]))?;
+        let vm = Vm::boot(&setup)?;
         ensure!(
             !crate::harness::leftovers::bpf_objects().is_empty(),
             "the guest has no programs"
