@@ -606,6 +606,42 @@ const BOOTS: &[Boot] = &[
         vmm: GuestVmm::Qemu,
         ..boot(Long, 70, "hybrid", &["qemu-service"]).with(&[Systemd])
     },
+    // The BPF programs and the module, for a VM of a few instructions and for QEMU's guests.
+    Boot {
+        sampled: &["bpf-dip", "bpf-served", "bpf-sum", "scx-requests"],
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(
+            Long,
+            400,
+            "2+2",
+            &[
+                "bpf-page",
+                "bpf-requests",
+                "bpf-arithmetic",
+                "bpf-kfunc-refused",
+                "bpf-limits",
+                "bpf-meddling",
+                "bpf-two-vms",
+                "bpf-shared",
+                "bpf-calls",
+                "bpf-ends",
+            ],
+        )
+        .with(&[Qemu])
+    },
+    Boot {
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(Long, 240, "hybrid", &["flood"])
+    },
+    Boot {
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 60, "pc", &["rt-settings"])
+    },
     boot(Long, 130, "2+2", &["libvirt"]).with(&[Libvirt, Qemu, Systemd]),
     Boot {
         driver: Mainline,
