@@ -626,6 +626,8 @@ const BOOTS: &[Boot] = &[
                 "bpf-shared",
                 "bpf-calls",
                 "bpf-ends",
+                // Before any that mounts bpffs.
+                "scx-service",
             ],
         )
         .with(&[Qemu])

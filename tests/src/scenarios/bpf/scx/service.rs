@@ -13,6 +13,7 @@ use vcpufreq_host_bpf::PINS;
 
 use super::super::ext_server::{STATE, until};
 use crate::harness::sysfs;
+use crate::harness::vmm::{KERNEL, SOCKET};
 use crate::harness::wait::{SOON, settled, wait_for, wait_until};
 
 pub const PROGRAM: &str = "/bin/vcpufreq";
@@ -44,10 +45,14 @@ pub fn refused() -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// `run` with this actuator, which isn't to start: its one line.
+/// `run` with this actuator, or `serve` on x86-64, which isn't to start: its one line.
 pub fn vm_refused() -> Result<String> {
     let mut command = Command::new(PROGRAM);
-    command.args(["run", "--kernel", "/lab/guest-kernel", "--actuator", "scx"]);
+    match cfg!(target_arch = "aarch64") {
+        true => command.args(["run", "--kernel", KERNEL]),
+        false => command.args(["serve", "--socket", SOCKET, "--cpus", "1"]),
+    };
+    command.args(["--actuator", "scx"]);
     command.stdin(Stdio::null()).stdout(Stdio::null());
     // One that starts all the same is killed.
     let process = ServiceProcess(command.stderr(Stdio::piped()).spawn()?);
