@@ -626,6 +626,7 @@ const BOOTS: &[Boot] = &[
                 "bpf-shared",
                 "bpf-calls",
                 "bpf-ends",
+                "bpf-kill",
                 // Before any that mounts bpffs.
                 "scx-service",
             ],
