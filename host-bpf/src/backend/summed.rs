@@ -291,7 +291,10 @@ impl RunningBackend for SummedPath {
 
     fn fill_snapshot(&self, vcpu: VcpuId, snapshot: &mut VcpuSnapshot) {
         self.inner.fill_snapshot(vcpu, snapshot);
-        snapshot.load = self.sums.host.load(vcpu);
+        let sums = &self.sums;
+        snapshot.load = sums.host.load(vcpu);
+        let pcpu = snapshot.pcpu.filter(|_| sums.scx_is_on());
+        snapshot.target = pcpu.and_then(|(pcpu, _)| sums.host.target(pcpu));
     }
 
     fn decided_by(&self) -> Option<(String, [u64; 3])> {

@@ -15,7 +15,6 @@ use crate::harness::machine::mount_bpffs;
 use crate::harness::plan::{GuestDevice, Plan, ask_for, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::stats::{has_one_outcome_each, of as stats};
-use crate::harness::vm::{Setup, Vm};
 
 /// Floods, and looks at the clamps in each.
 const FLOODS: u32 = 10;
@@ -30,8 +29,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     };
     let service = ServiceProcess::start()?;
     let options = ["--actuator", "scx", "--rate-limit", "0"];
-    let mut vm = Vm::boot(&Setup::mirroring(&[first, second]).with(&options))?;
-    plan.load_driver(&mut vm)?;
+    let mut vm = plan.guest(&plan.mirroring(&[first, second]).with(&options))?;
     set_governor(&mut vm, 0, "userspace")?;
     let register = GuestDevice::of(&mut vm)?.set_perf(0);
     let (min, max) = (policy.min(), policy.max());
