@@ -22,6 +22,14 @@ function inPicture(svg, say) {
 		if (other > 0)
 			say(`${text} is on ${texts[other].textContent}`);
 	});
+	const looks = new Map();
+	for (const line of svg.querySelectorAll("[stroke-dasharray]")) {
+		const colour = line.getAttribute("stroke");
+		const look = `${line.getAttribute("stroke-dasharray")}, ${line.getAttribute("stroke-width")} wide`;
+		if (looks.has(look) && looks.get(look) !== colour)
+			say(`lines differ in nothing but colour: ${look}`);
+		looks.set(look, colour);
+	}
 	return texts.length;
 }
 

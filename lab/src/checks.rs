@@ -7,11 +7,13 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::artifacts::Artifacts;
+use crate::browser;
 use crate::child_output::{self, CARGO_BAR, machine_cargo, output};
 use crate::cross::{self, HOST_FEATURES};
 use crate::kernel_source;
 use crate::known::KnownVersions;
 use crate::monitoring;
+use crate::packages::Unfetched;
 use crate::progress::{Step, above};
 use crate::publish;
 use crate::set::Set;
@@ -111,6 +113,14 @@ fn findings(text: &str) -> usize {
 pub fn crates(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<TestResult>> {
     let step = Step::start("tests of the crates");
     let mut test = machine_cargo();
+    if set == Set::Long {
+        let (variable, value) = match browser::program(&artifacts.cache, &artifacts.root) {
+            Ok(program) => ("VCPUFREQ_CHROMIUM", program.display().to_string()),
+            Err(error) if error.is::<Unfetched>() => ("VCPUFREQ_NO_CHROMIUM", error.to_string()),
+            Err(error) => return Err(error),
+        };
+        test.env(variable, value);
+    }
     test.args(["test", "--workspace", "--locked", "--no-fail-fast"])
         .args(HOST_FEATURES)
         .args(["--", "--show-output"])

@@ -17,6 +17,7 @@ mod board;
 mod boot;
 mod boots;
 mod bootstrap;
+mod browser;
 mod c_checks;
 mod cache;
 mod check_cache;

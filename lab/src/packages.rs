@@ -5,6 +5,7 @@
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -36,12 +37,37 @@ pub fn unpacked(
 
 /// Packages that can't be fetched: what needs them is left out.
 #[derive(Debug)]
-pub struct Unfetched(String);
+pub struct Unfetched(pub String);
 
 impl fmt::Display for Unfetched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// A command that runs in such a tree of this machine's architecture, with this machine's network:
+/// its addresses and certificates. What the variable SHARED names is its /tmp,
+/// where the command begins.
+pub fn online(tree: &Path) -> Command {
+    const ENTER: &str = r#"
+        set -e
+        cd "$1"
+        shift
+        # Unpacked and not installed: links that programs name their loader by are missing.
+        for name in bin lib lib64; do [ -e $name ] || ln -s usr/$name $name; done
+        mkdir -p dev proc tmp etc/ssl/certs
+        mount --rbind /dev dev
+        mount --rbind /proc proc
+        mount --bind "${SHARED:-tmp}" tmp
+        mount --bind /etc/ssl/certs etc/ssl/certs
+        cp /etc/resolv.conf /etc/hosts etc
+        certificates=/etc/ssl/certs/ca-certificates.crt
+        exec env -i HOME=/tmp LC_ALL=C.UTF-8 PATH=/usr/bin:/bin NODE_EXTRA_CA_CERTS=$certificates \
+            PIP_CERT=$certificates /usr/bin/unshare --root=. --wd=/tmp "$@"
+    "#;
+    let mut command = namespace::command(Users::Root);
+    command.args(["/bin/sh", "-c", ENTER, "sh"]).arg(tree);
+    command
 }
 
 /// Fetches packages, by name or apt's patterns, and unpacks them into `to/tree`, then carries out
