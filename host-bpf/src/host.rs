@@ -294,6 +294,7 @@ impl HostBpf {
     /// Detaches the programs for good. The pages stay, for another path to keep them true, and
     /// so do the counters. Other VMs sweep after each other without this one.
     pub fn detach(&self) {
+        self.refuse_policies();
         let mut programs = self.programs();
         programs.detach();
         for (vcpu, _) in (0..=u16::MAX).zip(self.vcpus.all()) {
@@ -404,10 +405,10 @@ impl Drop for HostBpf {
     fn drop(&mut self) {
         self.detach();
         let programs = self.programs();
-        let (ids, hooks) = match self.policy_name() {
-            None => (programs.ids(), programs.dispatcher().ids_of_last()),
+        let (ids, hooks) = match self.has_policy() {
+            false => (programs.ids(), programs.dispatcher().ids_of_last()),
             // The process that holds an operator's policy lets go of the rest after this one.
-            Some(_) => (Ids::default(), Ids::default()),
+            true => (Ids::default(), Ids::default()),
         };
         drop(programs);
         self.gone.ids = ids;

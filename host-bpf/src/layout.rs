@@ -135,7 +135,8 @@ pub(crate) struct VmEntry {
     pub vcpus: AtomicU32,
     pub slot: AtomicU32,
     pub policy: AtomicU32,
-    pub pad: [u32; 11],
+    pub ended: AtomicU32,
+    pub pad: [u32; 10],
     pub due_ns: AtomicU64,
     pub policy_name: [AtomicU8; POLICY_NAME],
 }

@@ -19,7 +19,7 @@ use vcpufreq_host::{HostRoot, Tid, monotonic_ns};
 
 use crate::{
     events::{self, EventWriter},
-    lifecycle::state::StateDir,
+    lifecycle::{guardian::GuardianSocket, state::StateDir},
     message::warn,
     path,
     sandbox::{Confined, Sandbox},
@@ -35,6 +35,8 @@ pub struct BridgeProgram {
     pub explain: bool,
     /// How the bridge's threads are confined.
     pub confined: Option<Arc<Confined>>,
+    /// What may hold an operator's policy.
+    pub guardian: Option<Arc<GuardianSocket>>,
 }
 
 impl Embedder for BridgeProgram {
@@ -46,6 +48,11 @@ impl Embedder for BridgeProgram {
     fn frequency_event(&self, _: &HostRoot, pcpu: u32) -> io::Result<Option<OwnedFd>> {
         let confined = self.confined.as_ref();
         confined.map_or(Ok(None), |confined| confined.frequency_event(pcpu))
+    }
+
+    fn policy_holder_has_ended(&self) -> bool {
+        let guardian = self.guardian.as_ref();
+        guardian.is_some_and(|guardian| guardian.is_lost())
     }
 
     fn warn(&self, text: &str) {

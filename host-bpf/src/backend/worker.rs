@@ -382,6 +382,9 @@ impl Shared {
     /// Asks an operator's policy about each domain again: a vCPU that neither sleeps nor requests
     /// has what it answers by now.
     fn look_at_policy(&self) {
+        if self.embedder.policy_holder_has_ended() {
+            self.host.end_policy();
+        }
         for domain in self.all_domains() {
             if self.host.decide(self.last_writer(domain), domain) {
                 self.put_into_force(domain);

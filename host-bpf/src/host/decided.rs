@@ -26,14 +26,37 @@ impl HostBpf {
             && domain.clamp.load(SeqCst) != before
     }
 
-    /// The name of the operator's policy that decides; `None`: the built-in rule does.
+    /// The name of the operator's policy that decides; `None`: the built-in rule does, or this has no
+    /// say any more.
     #[must_use]
     pub fn policy_name(&self) -> Option<String> {
         let vm = self.vm.get(0)?;
-        (vm.policy.load(SeqCst) % 2 == 1).then(|| {
+        let decides = self.has_policy() && vm.ended.load(SeqCst) == 0;
+        decides.then(|| {
             let bytes = vm.policy_name.iter().map(|byte| byte.load(Relaxed));
             let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
             String::from_utf8_lossy(&bytes).into_owned()
         })
+    }
+
+    /// The process that holds an operator's policy has ended without a word, and so the policy: the
+    /// built-in rule decides, and nothing is asked.
+    pub fn end_policy(&self) {
+        if let Some(vm) = self.vm.get(0).filter(|_| self.has_policy()) {
+            vm.policy.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Whether a process holds an operator's policy of this VM.
+    pub(super) fn has_policy(&self) -> bool {
+        let vm = self.vm.get(0);
+        vm.is_some_and(|vm| vm.policy.load(SeqCst) % 2 == 1)
+    }
+
+    /// Refuses policies from now on.
+    pub(super) fn refuse_policies(&self) {
+        if let Some(vm) = self.vm.get(0) {
+            vm.ended.store(1, SeqCst);
+        }
     }
 }

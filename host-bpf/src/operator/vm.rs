@@ -22,8 +22,12 @@ const TRIALS: usize = 8;
 /// A VM's programs and the policy that is in force for them. Dropping it has the built-in rule back.
 #[derive(Debug)]
 pub struct OperatorVm {
+    /// The VMM's process.
+    pid: u32,
     // Detached before the programs that it is on go.
     policy: Vec<AttachedPolicy>,
+    /// The number of the policy that is in force, odd.
+    number: u32,
     vm: Mapped<VmEntry>,
     vcpus: Mapped<VcpuEntry>,
     programs: VmPrograms,
@@ -40,14 +44,33 @@ impl OperatorVm {
     /// them; [`BpfError::Refused`].
     pub fn find(pid: u32) -> Result<Self, BpfError> {
         let programs = VmPrograms::find(pid)?;
-        Ok(Self {
+        let found = Self {
+            pid,
             policy: Vec::new(),
+            number: 0,
             vm: mapped(&programs.vm)?,
             vcpus: mapped(&programs.vcpus)?,
             programs,
             judge: PolicyJudge::new()?,
             before: [0; 3],
-        })
+        };
+        found.check_runs()?;
+        Ok(found)
+    }
+
+    /// Whether its policy decides: its VMM has neither taken it away nor lost the path.
+    #[must_use]
+    pub fn decides(&self) -> bool {
+        let vm = self.vm.get(0);
+        !self.policy.is_empty()
+            && vm.is_some_and(|vm| vm.policy.load(SeqCst) == self.number)
+            && self.check_runs().is_ok()
+    }
+
+    /// Whether requests still reach the programs.
+    fn check_runs(&self) -> Result<(), BpfError> {
+        let vm = self.vm.get(0).filter(|vm| vm.ended.load(SeqCst) == 0);
+        vm.map(drop).ok_or(BpfError::NoPrograms(self.pid))
     }
 
     /// Tries a policy without putting it into force.
@@ -55,16 +78,17 @@ impl OperatorVm {
     /// # Errors
     /// [`BpfError::Policy`] and [`BpfError::Refused`]: why it is refused.
     pub fn judge(&self, object: &[u8]) -> Result<(), BpfError> {
+        self.check_runs()?;
         self.judge.judge(object, &self.trials()?)
     }
 
     /// Puts a policy into force in the place of the one before, after a trial.
     ///
     /// # Errors
-    /// As [`Self::judge`]; the one before stays.
+    /// As [`Self::judge`]; the one before stays, if requests still reach the programs.
     pub fn load(&mut self, object: &[u8], name: &str) -> Result<(), BpfError> {
         self.judge(object)?;
-        let vm = self.vm.get(0).ok_or(BpfError::NoPrograms(0))?;
+        let vm = self.vm.get(0).ok_or(BpfError::NoPrograms(self.pid))?;
         let number = vm.policy.load(SeqCst).wrapping_add(1) | 1;
         let mut policy: Vec<AttachedPolicy> = Vec::new();
         for program in &self.programs.asking {
@@ -83,8 +107,9 @@ impl OperatorVm {
         self.before = self.all_counts();
         // From here on requests ask the new one.
         vm.policy.store(number, SeqCst);
-        self.policy = policy;
-        Ok(())
+        (self.policy, self.number) = (policy, number);
+        // The VMM may have lost the path meanwhile: it says so first, then asks no policy.
+        self.check_runs()
     }
 
     /// How often the policy was asked since it came, was bounded, and was silent.
@@ -131,7 +156,8 @@ impl Drop for OperatorVm {
     fn drop(&mut self) {
         if let Some(vm) = self.vm.get(0).filter(|_| !self.policy.is_empty()) {
             // Even: none.
-            vm.policy.fetch_add(1, SeqCst);
+            let none = self.number.wrapping_add(1);
+            let _ = (vm.policy).compare_exchange(self.number, none, SeqCst, SeqCst);
         }
     }
 }

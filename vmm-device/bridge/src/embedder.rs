@@ -76,6 +76,11 @@ pub trait Embedder: Debug + Send + Sync {
     fn frequency_event(&self, _host: &HostRoot, _pcpu: u32) -> io::Result<Option<OwnedFd>> {
         Ok(None)
     }
+
+    /// Whether the process has ended that took an operator's policies; its policy went with it.
+    fn policy_holder_has_ended(&self) -> bool {
+        false
+    }
 }
 
 /// Warns by such a function alone, and confines no thread.

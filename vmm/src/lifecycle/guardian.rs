@@ -16,7 +16,10 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     os::unix::net::UnixDatagram,
     process::{Child, ChildStdout, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -69,6 +72,8 @@ pub struct GuardianSocket {
     answers: Mutex<Answers>,
     /// Readable when the guardian has ended.
     ended: OwnedFd,
+    /// Its end was seen, by the thread that watches for that: others may make no system call for it.
+    is_lost: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -107,7 +112,11 @@ impl Guardian {
             socket: own,
             are_lost: false,
         });
-        let socket = Arc::new(GuardianSocket { answers, ended });
+        let socket = Arc::new(GuardianSocket {
+            answers,
+            ended,
+            is_lost: AtomicBool::new(false),
+        });
         Ok(Self { child, socket })
     }
 
@@ -151,6 +160,16 @@ impl GuardianSocket {
     /// A file that is readable when the guardian has ended.
     pub fn ended(&self) -> BorrowedFd<'_> {
         self.ended.as_fd()
+    }
+
+    /// Whether its end was seen by now.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Relaxed)
+    }
+
+    /// Its end was seen.
+    pub fn set_lost(&self) {
+        self.is_lost.store(true, Relaxed);
     }
 
     /// Has all that is on record undone, and the record removed. The vCPU threads have ended.

@@ -77,9 +77,9 @@ impl GuestBridge {
     /// # Errors
     /// As [`Bridge::start`]; when there is no memory to share or no more open files.
     pub fn start(
-        (device, confined): (BridgeDevice, Option<&Arc<Confined>>),
-        config: &RunConfig,
-        plans: &Plans,
+        device: BridgeDevice,
+        (confined, guardian): (Option<&Arc<Confined>>, &Arc<GuardianSocket>),
+        (config, plans): (&RunConfig, &Plans),
     ) -> anyhow::Result<(Self, Cpufreq)> {
         let of_guest = BridgeConfig {
             base: CPUFREQ_BASE,
@@ -90,6 +90,7 @@ impl GuestBridge {
             embedder: Arc::new(BridgeProgram {
                 explain: config.options.bridge.explain,
                 confined: confined.cloned(),
+                guardian: Some(guardian.clone()),
             }),
         };
         let shared = plans.memory.map(|kind| match kind {

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What happens to bridge and threads at the moments of a guest's virtual machine.
 
-use std::{
-    os::fd::BorrowedFd,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-};
+use std::{os::fd::BorrowedFd, sync::Arc};
 
 use vcpufreq_bridge::BridgeHandle;
 use vcpufreq_device::VcpuId;
@@ -29,35 +23,8 @@ pub struct GuestHooks {
     pub rt: RtGuest,
     /// Where the threads go, and what they may use then.
     pub sandbox: Option<(Arc<Sandbox>, Limits)>,
-    /// The guardian, as long as none has reported its end.
-    pub guardian: WatchedGuardian,
-}
-
-/// A guardian whose end is to be reported once.
-pub struct WatchedGuardian {
-    guardian: Arc<GuardianSocket>,
-    is_lost: AtomicBool,
-}
-
-impl From<Arc<GuardianSocket>> for WatchedGuardian {
-    fn from(guardian: Arc<GuardianSocket>) -> Self {
-        Self {
-            guardian,
-            is_lost: AtomicBool::new(false),
-        }
-    }
-}
-
-impl WatchedGuardian {
-    fn end(&self) -> Option<BorrowedFd<'_>> {
-        (!self.is_lost.load(Relaxed)).then(|| self.guardian.ended())
-    }
-
-    /// The sandbox lets this program start no other one.
-    fn report_end(&self) {
-        self.is_lost.store(true, Relaxed);
-        warn("its guardian has ended; when this program has ended, run vcpufreq cleanup");
-    }
+    /// The guardian, whose end is reported once.
+    pub guardian: Arc<GuardianSocket>,
 }
 
 impl Hooks for GuestHooks {
@@ -85,11 +52,13 @@ impl Hooks for GuestHooks {
     }
 
     fn helper_end(&self) -> Option<BorrowedFd<'_>> {
-        self.guardian.end()
+        (!self.guardian.is_lost()).then(|| self.guardian.ended())
     }
 
     fn on_helper_end(&self) {
-        self.guardian.report_end();
+        self.guardian.set_lost();
+        // The sandbox lets this program start no other one.
+        warn("its guardian has ended; when this program has ended, run vcpufreq cleanup");
     }
 
     fn before_run(&self) {

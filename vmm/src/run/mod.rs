@@ -182,7 +182,7 @@ fn run_guest(
                 device = device.without_steps();
             }
             let device = make_device((&config, &rt), (device, offer), stats)?;
-            GuestBridge::start((device, confined.as_ref()), &config, &plans)
+            GuestBridge::start(device, (confined.as_ref(), &guardian), (&config, &plans))
         })
         .transpose()?;
     let (bridge, cpufreq) = bridge.unzip();
@@ -194,7 +194,7 @@ fn run_guest(
             bridge: bridge.as_ref().map(GuestBridge::handle),
             rt,
             sandbox: confined.map(|confined| (confined.sandbox.clone(), limits(&config))),
-            guardian: guardian.into(),
+            guardian,
         }),
         cpufreq,
         console: config.options.console.clone(),

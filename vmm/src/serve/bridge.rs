@@ -122,6 +122,7 @@ impl BridgePlan<'_> {
         let program = BridgeProgram {
             explain: served.options.bridge.explain,
             confined: confined.cloned(),
+            guardian: None,
         };
         let config = BridgeConfig {
             pins: served.vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),

@@ -3,12 +3,13 @@
 //! it reads, its reset and the end of the guardian that holds it, without a request of the guest's.
 //! `policy show`, `stats` and `trace` name it. `--vm all` is each guest of the user. What is refused has
 //! exit code 2, one line, and changes nothing. Changes beside a guest that requests lose no request, and
-//! cost no exit to the VMM.
+//! cost no exit to the VMM. Of a guest that has lost the path, no policy is shown, and none is loaded.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -23,12 +24,16 @@ use crate::harness::policy::Policy;
 use crate::harness::stats;
 use crate::harness::trace::exits::kvm_statistic;
 use crate::harness::vm::Vm;
+use crate::harness::wait::settled;
+use crate::scenarios::paths::fallbacks::take_program_away;
 
 /// By the program; `bpf-policy` makes 1,000.
 const CHANGES: u32 = 50;
 const NOBODY: u32 = 65534;
 const BY_BPF: [&str; 2] = ["--path", "bpf"];
 const TRACE: &str = "/tmp/policy-trace.json";
+/// The VMM looks ten times a second.
+const LOOKS: Duration = Duration::from_secs(5);
 
 pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
@@ -45,6 +50,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let refused = guest.refused()?;
     let changes = guest.changes()?;
     let for_all = guest.for_all(plan, policies[0].cpu())?;
+    let lost = lost(plan, &policies[0])?;
     let ends = guest.ends()?;
     // Without a guardian it doesn't tidy up.
     guest.vm.kill()?;
@@ -54,6 +60,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         .part("refused", refused)
         .part("changes", changes)
         .part("for_all", for_all)
+        .part("lost", lost)
         .part("ends", ends)
         .check_eq("all is cleaned up", &cleaned.status.code(), Some(0)))
 }
@@ -225,9 +232,12 @@ impl DecidedGuest<'_> {
         let back = self.settled((least, 1024))?;
         let pid = self.vm.program().to_string();
         let gone = policy(&["show", "--vm", &pid])?;
+        let named = || Ok(stats::of(&self.vm)?["decided_by"].clone());
+        let named = settled(LOOKS, named, Value::is_null)?;
         Ok(LabVerdict::default()
             .check_eq("it is in force", &margin, (least + least / 10, 1024))
             .check_eq("the built-in rule is back", &back, (least, 1024))
+            .check_eq("stats name none", &named, Value::Null)
             .check_eq("there is nobody to ask", &gone.status.code(), Some(2)))
     }
 
@@ -263,6 +273,38 @@ impl DecidedGuest<'_> {
         let causes = clamps.filter_map(|one| Some(one["args"]["by"].as_str()?.to_owned()));
         Ok(causes.collect())
     }
+}
+
+/// A guest whose policy is in force when its VMM takes over from the programs.
+fn lost(plan: &Plan, policy: &Policy) -> Result<LabVerdict> {
+    let mut setup = plan.mirroring(&[policy.cpu()]);
+    setup.silent = true;
+    let mut vm = plan.guest(&setup)?;
+    let pid = vm.program().to_string();
+    let load = ["load", "/lab/bpf/margin.bpf.o", "--vm", &pid];
+    succeeded(&load)?;
+    let before = shown(vm.program())?["policy"]["name"].clone();
+    take_program_away()?;
+    set_governor(&mut vm, 0, "userspace")?;
+    let mut khz = [policy.max(), policy.min()].into_iter().cycle();
+    let path = || {
+        // A request that no program sees.
+        ask_for(&mut vm, 0, khz.next().unwrap_or_default())?;
+        Ok(stats::of(&vm)?["vcpus"][0]["path"].clone())
+    };
+    let path = settled(LOOKS, path, |path| *path == "ioeventfd")?;
+    let after = shown(vm.program())?["policy"].clone();
+    let refused = run_as(&load, 0)?;
+    let lines = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let named = stats::of(&vm)?["decided_by"].clone();
+    vm.quit()?;
+    Ok(LabVerdict::default()
+        .check_eq("it is in force", &before, json!("margin"))
+        .check_eq("the path is lost", &path, json!("ioeventfd"))
+        .check_eq("none is shown", &after, Value::Null)
+        .check_eq("stats name none", &named, Value::Null)
+        .check_eq("none is loaded", &refused.status.code(), Some(2))
+        .check("which a line tells", lines.lines().count() == 1, &lines))
 }
 
 /// What `policy show` has of a guest.

@@ -364,7 +364,7 @@ fn wrong_clamps(vm: &mut Vm, policy: &Policy) -> Result<Vec<Value>> {
 
 /// Has the VMM's programs take its threads for those of another VM: they see none of its guest's
 /// writes.
-fn take_program_away() -> Result<()> {
+pub fn take_program_away() -> Result<()> {
     const SLOT: std::ops::Range<usize> = 12..16;
     // The newest: the kernel may still list that of a VMM that has ended.
     let all = MapInfoIter::default().filter(|map| map.name == "vm");

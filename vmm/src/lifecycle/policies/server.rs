@@ -107,6 +107,8 @@ impl PolicyCalls {
     }
 
     fn carry_out(&mut self, call: PolicyVerb, input: impl io::Read) -> Result<(), String> {
+        // Of a VMM that has lost the path it is no more than in memory.
+        self.in_force.take_if(|held| !held.vm.decides());
         let (name, bytes, trial) = match call {
             PolicyVerb::Show => return Ok(()),
             PolicyVerb::Reset => {
