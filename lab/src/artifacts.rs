@@ -18,7 +18,7 @@ use crate::out;
 use crate::progress::Step;
 use crate::root::Root;
 use crate::tree::RootUse;
-use crate::{board, debian, libvirt, monitoring, own_kernel, qemu, systemd, tools};
+use crate::{board, debian, libvirt, monitoring, own_kernel, perfetto, qemu, systemd, tools};
 
 pub const HOST_MODULES: ModuleSource = ModuleSource {
     name: "lab-modules",
@@ -157,6 +157,9 @@ impl Artifacts {
         }
         if has(HostPart::Monitoring) {
             monitoring::add(&mut archive, self.tools(), &self.repo)?;
+        }
+        if has(HostPart::Perfetto) {
+            perfetto::add(&mut archive, self.tools(), &self.repo)?;
         }
         let program = match guest.package {
             Some(package) => package.join("usr/bin/vcpufreq"),

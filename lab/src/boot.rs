@@ -47,6 +47,8 @@ pub enum HostPart {
     Libvirt,
     /// Prometheus.
     Monitoring,
+    /// Perfetto's trace processor.
+    Perfetto,
     /// Stock QEMU.
     Qemu,
     /// systemd as the init system.

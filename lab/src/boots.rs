@@ -6,7 +6,8 @@ use std::cmp::Reverse;
 use crate::arch::Arch::X86_64;
 use crate::boot::Driver::Mainline;
 use crate::boot::HostPart::{
-    self, Board, Disk, Firmware, GibPage, Isolated, Libvirt, Monitoring, Qemu, Systemd, Tools,
+    self, Board, Disk, Firmware, GibPage, Isolated, Libvirt, Monitoring, Perfetto, Qemu, Systemd,
+    Tools,
 };
 use crate::boot::{Boot, boot, checked, raced};
 use crate::kernel::Flavor::{Checked, Old, Protected, Rt};
@@ -215,6 +216,7 @@ const BOOTS: &[Boot] = &[
     boot(Long, 120, "2+2", &["trace", "guest-trace"]),
     boot(Long, 200, "2+2", &["systemd"]).with(&[Systemd]),
     boot(Long, 100, "2+2", &["metrics"]).with(&[Monitoring, Systemd]),
+    boot(Long, 200, "2+2", &["perfetto"]).with(&[Perfetto]),
     Boot {
         vmm: GuestVmm::Qemu,
         ..boot(Short, 120, "2+2", &["opps-exact", "qemu"]).with(&[Qemu])

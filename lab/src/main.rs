@@ -47,6 +47,7 @@ mod namespace;
 mod out;
 mod own_kernel;
 mod packages;
+mod perfetto;
 mod progress;
 mod publish;
 mod qemu;

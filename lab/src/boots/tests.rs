@@ -57,7 +57,7 @@ fn the_bench_has_as_many_repeats_as_there_are_draws() {
 #[test]
 fn a_host_has_what_its_scenario_needs() {
     let of = |scenario: &str| parts(&[scenario.to_owned()]);
-    let rows: [(HostPart, &[&str]); 10] = [
+    let rows: [(HostPart, &[&str]); 11] = [
         (Board, &["board", "board:kills:3", "board:report"]),
         (Disk, &["debian-guest"]),
         (Firmware, &["qemu-efi"]),
@@ -65,6 +65,7 @@ fn a_host_has_what_its_scenario_needs() {
         (Isolated, &["libvirt-rt"]),
         (Libvirt, &["libvirt", "libvirt-rt"]),
         (Monitoring, &["metrics"]),
+        (Perfetto, &["perfetto"]),
         (
             Qemu,
             &[

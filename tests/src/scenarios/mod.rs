@@ -101,6 +101,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "systemd" => device::systemd::run(plan),
         "trace" => device::trace::run(plan),
         "guest-trace" => device::guest_trace::run(plan),
+        "perfetto" => device::perfetto::run(),
         #[cfg(feature = "bpf")]
         "policy" => device::policies::run(plan),
         "tune" => device::tune::run(plan),

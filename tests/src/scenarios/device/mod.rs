@@ -39,6 +39,7 @@ pub mod metrics;
 #[cfg(feature = "scenarios")]
 pub mod no_uclamp;
 pub mod opps;
+pub mod perfetto;
 #[cfg(feature = "bpf")]
 pub mod policies;
 #[cfg(feature = "scenarios")]

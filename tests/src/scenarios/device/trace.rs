@@ -101,7 +101,7 @@ fn by_path(path: &str, policies: &[Policy]) -> Result<Value> {
     }))
 }
 
-fn requests(vm: &Vm, vcpu: usize) -> Result<u64> {
+pub(super) fn requests(vm: &Vm, vcpu: usize) -> Result<u64> {
     let stats = stats::of(vm)?;
     let requests = stats["vcpus"][vcpu]["counts"]["requests"].as_u64();
     requests.context("no requests in the stats")
@@ -133,7 +133,7 @@ pub(super) fn start(vm: &Vm, lasts: &str, more: &[&str]) -> Result<Child> {
 }
 
 /// A floor for a moment.
-fn tune(vm: &Vm, vcpu: usize, policy: &Policy) -> Result<bool> {
+pub(super) fn tune(vm: &Vm, vcpu: usize, policy: &Policy) -> Result<bool> {
     let (pid, vcpu, khz) = (
         vm.program().to_string(),
         vcpu.to_string(),
