@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What all pictures of the pages have in common: SVG, written by hand, once for a page and once for a
 //! phone, so that its letters are as large on both; a scale with its marks; and strokes that differ
-//! without colour.
+//! without colour. `plotters` would cost 16 packages and 3.7 times a page's size.
 
 use std::fmt::Write as _;
 

@@ -162,8 +162,13 @@ fn files_that_no_guest_boots_from() {
         File::create(&initrd).unwrap().set_len(200 << 20).unwrap();
         scene.run(&[TABLE, "--mem=128", "--initrd", initrd.to_str().unwrap()])
     };
+    let no_disk = |scene: &Scene| scene.run(&[TABLE, "--disk", "/nonexistent/disk"]);
     type Try<'a> = &'a dyn Fn(&Scene) -> Ran;
-    let rows: [(Try, &[&str]); 5] = [
+    let rows: [(Try, &[&str]); 6] = [
+        (
+            &no_disk,
+            &["/nonexistent/disk", "No such file", "check the path"],
+        ),
         (
             &missing,
             &["/nonexistent/Image", "No such file", "check the path"],

@@ -79,7 +79,7 @@ fn bad_calls_of(class: ThreadClass) -> Vec<Call> {
         ThreadClass::Maintenance => vec![runs, writes],
         ThreadClass::Stats => vec![affinity, clamp, runs],
         ThreadClass::Tune => vec![affinity, runs],
-        ThreadClass::Events => vec![affinity, clamp, bpf, runs],
+        ThreadClass::Events | ThreadClass::Disk => vec![affinity, clamp, bpf, runs],
     }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The clamps of domains: requests are granted, assumed and withdrawn here; the caller applies
-//! their clamps.
+//! their clamps. The device's `domain.rs` does so, too: it owns a domain's state, behind its lock, while
+//! this follows state in maps, which programs change at any time. One loop would need a lock that the
+//! programs can't take.
 
 #![forbid(unsafe_code)]
 

@@ -40,6 +40,7 @@ use crate::{
 use vcpufreq_host::{CpufreqPolicy, HostCpus, HostOpp, Pcpu};
 use vcpufreq_vm::{
     VmSpec,
+    disk::DiskImage,
     image::{self, BootPlacement, Initrd, KernelImage},
 };
 
@@ -58,6 +59,7 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
     image::check_cmdline(&options.cmdline)?;
     let mut kernel = KernelImage::open(kernel)?;
     let initrd = options.initrd.as_deref().map(Initrd::open).transpose()?;
+    let disk = options.disk.as_deref().map(DiskImage::open).transpose()?;
     let place = BootPlacement::new(&kernel, initrd.as_ref(), options.mem.0)?;
     let vcpus = vcpus(&options.vcpus, host, count)?;
     // A kernel without a banner may be any.
@@ -68,6 +70,7 @@ pub fn run_config(options: RunArgs, host: &HostCpus) -> anyhow::Result<RunConfig
         vm: VmSpec {
             kernel,
             initrd,
+            disk,
             place,
             cmdline: options.cmdline.clone(),
             pins: vcpus.iter().map(|vcpu| vcpu.pin.clone()).collect(),

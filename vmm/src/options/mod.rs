@@ -76,6 +76,10 @@ pub struct RunArgs {
     /// Initial ramdisk
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
+    /// A disk for the guest, as a virtio block device: a raw image or a block device, which it reads
+    /// and writes
+    #[arg(long, value_name = "FILE")]
+    pub disk: Option<PathBuf>,
     /// Kernel command line
     #[arg(
         long,

@@ -43,6 +43,12 @@ impl Hooks for GuestHooks {
         }
     }
 
+    fn on_disk_thread(&self) {
+        if let Some((sandbox, _)) = &self.sandbox {
+            sandbox.enter_or_end(ThreadClass::Disk);
+        }
+    }
+
     fn on_set_up(&self) -> anyhow::Result<()> {
         let Some((sandbox, limits)) = &self.sandbox else {
             return Ok(());

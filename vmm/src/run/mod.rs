@@ -39,7 +39,7 @@ use crate::{
     sys,
 };
 use vcpufreq_host::HostCpus;
-use vcpufreq_vm::{RunReport, console_output::ConsoleEnd, layout, protected};
+use vcpufreq_vm::{RunReport, console_output::ConsoleEnd, disk::DiskImage, layout, protected};
 
 /// Runs a guest; returns the exit code.
 ///
@@ -220,9 +220,12 @@ fn limits(config: &RunConfig) -> Limits {
         // It may be a file of any size.
         ConsoleEnd::Stdio => None,
     };
+    let disk = config.vm.disk.as_ref().map_or(0, DiskImage::bytes);
     Limits {
         vcpus: config.vcpus.len(),
-        file_bytes: console.filter(|_| config.options.bridge.events.is_none()),
+        file_bytes: console
+            .filter(|_| config.options.bridge.events.is_none())
+            .map(|bytes| bytes.max(disk)),
     }
 }
 

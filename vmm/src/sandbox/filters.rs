@@ -5,6 +5,7 @@
 //! ```text
 //! each          memory without code, locks, clocks, files that are open
 //! events        nothing else
+//! disk          its file, in pieces
 //! vCPU          KVM, the module, clamps
 //! requests      eventfds, the module, BPF, clamps
 //! stats         its socket, the module, BPF
@@ -103,9 +104,11 @@ const POLL: &[i64] = &[
 ];
 /// The socket to the guardian.
 const GUARDIAN: &[i64] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
-/// What only the main thread does: wait for the user, start and end threads, end the guardian.
+/// What only the main thread does: wait for the user, start and end threads, end the guardian, give a
+/// disk's lock up.
 const MAIN: &[i64] = &[
     libc::SYS_dup,
+    libc::SYS_flock,
     libc::SYS_getrusage,
     libc::SYS_rt_sigaction,
     libc::SYS_set_tid_address,
@@ -113,6 +116,9 @@ const MAIN: &[i64] = &[
     libc::SYS_wait4,
     libc::SYS_waitid,
 ];
+
+/// What carries a disk's requests out.
+const DISK: &[i64] = &[libc::SYS_fdatasync, libc::SYS_preadv, libc::SYS_pwritev];
 
 /// Types of ioctl (`_IOC_TYPE`): KVM, the module `vcpufreq_host`, perf events.
 const KVM: u64 = 0xae;
@@ -217,6 +223,7 @@ pub fn build(class: ThreadClass, pid: u32) -> anyhow::Result<BpfProgram> {
         // A write that isn't in the table waits for those that are.
         ThreadClass::Vcpu => allow(&mut rules, syscalls::VCPU),
         ThreadClass::Events => {}
+        ThreadClass::Disk => allow(&mut rules, DISK),
         ThreadClass::Stats => {
             allow(&mut rules, SOCKET);
             bpf(&mut rules)?;
@@ -271,7 +278,7 @@ fn joined(mut first: BpfProgram, second: BpfProgram) -> BpfProgram {
 fn types_of(class: ThreadClass) -> &'static [u64] {
     match class {
         ThreadClass::Vcpu => &[KVM, MODULE],
-        ThreadClass::Events => &[],
+        ThreadClass::Events | ThreadClass::Disk => &[],
         ThreadClass::Stats | ThreadClass::Tune => &[MODULE],
         ThreadClass::Requests | ThreadClass::Maintenance => &[MODULE, PERF],
         ThreadClass::Main => &[KVM, MODULE, PERF],

@@ -18,10 +18,12 @@ pub enum ThreadClass {
     Tune,
     /// Writes the events file.
     Events,
+    /// Carries out the requests of a guest's disk.
+    Disk,
 }
 
 /// Every class.
-pub const CLASSES: [ThreadClass; 7] = [
+pub const CLASSES: [ThreadClass; 8] = [
     ThreadClass::Main,
     ThreadClass::Vcpu,
     ThreadClass::Requests,
@@ -29,4 +31,5 @@ pub const CLASSES: [ThreadClass; 7] = [
     ThreadClass::Stats,
     ThreadClass::Tune,
     ThreadClass::Events,
+    ThreadClass::Disk,
 ];

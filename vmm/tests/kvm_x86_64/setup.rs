@@ -169,6 +169,8 @@ impl Hooks for RecordingHooks {
         Ok(())
     }
 
+    fn on_disk_thread(&self) {}
+
     fn on_reset(&self) {
         self.resets.fetch_add(1, Ordering::Relaxed);
         self.do_also();
@@ -253,7 +255,13 @@ pub fn supervised(
         console: ConsoleEnd::default(),
     };
     let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
-    supervise(&mut Reboots { codes, boots: 0 }, kvm, threads, &host).unwrap()
+    supervise(
+        &mut Reboots { codes, boots: 0 },
+        kvm,
+        (threads, None),
+        &host,
+    )
+    .unwrap()
 }
 
 /// Runs `machine` until all its vCPUs have ended by themselves.

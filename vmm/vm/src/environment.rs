@@ -30,6 +30,10 @@ pub trait Hooks: Send + Sync {
     /// Any; the virtual machine isn't started then.
     fn on_vcpu_thread(&self, vcpu: VcpuId, tid: Tid) -> anyhow::Result<()>;
 
+    /// Called once on the thread that carries a disk's requests out, before the first one. It ends
+    /// the process if that must not go on.
+    fn on_disk_thread(&self);
+
     /// Called once on the thread that runs the virtual machine, when the vCPUs' threads are there
     /// and what the guest needs of files is open. No guest code has run.
     ///

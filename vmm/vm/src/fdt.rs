@@ -3,7 +3,8 @@
 //!
 //! CPUs, OPP tables and the vcpufreq node come from `vcpufreq_dt`; here is the
 //! rest of the board. Bindings: Linux `Documentation/devicetree/bindings`
-//! (`arm,gic-v3`, `arm,gic`, `arm,arch_timer`, `psci`, `serial/8250`).
+//! (`arm,gic-v3`, `arm,gic`, `arm,arch_timer`, `psci`, `serial/8250`, `virtio/mmio`,
+//! `reserved-memory/shared-dma-pool`).
 
 use vcpufreq_dt::{Machine, Nodes};
 use vm_fdt::{Error, FdtWriter};
@@ -11,12 +12,17 @@ use vm_fdt::{Error, FdtWriter};
 use super::gic::Gic;
 use super::image::BootPlacement;
 use super::layout::{
-    GICC_BASE, GICC_SIZE, GICD_BASE, GICD_SIZE, GICD_V2_SIZE, GICR_BASE, GICR_STRIDE, RAM_BASE,
-    UART_BASE, UART_SIZE, UART_SPI,
+    DISK_BASE, DISK_SIZE, DISK_SPI, GICC_BASE, GICC_SIZE, GICD_BASE, GICD_SIZE, GICD_V2_SIZE,
+    GICR_BASE, GICR_STRIDE, RAM_BASE, UART_BASE, UART_SIZE, UART_SPI,
 };
 
-/// Phandle of the GIC; those of `vcpufreq_dt` come after it.
+/// Phandles of the GIC and of bounce buffers; those of `vcpufreq_dt` come after them.
 const GIC_PHANDLE: u32 = 1;
+const BOUNCE_PHANDLE: u32 = 2;
+/// Bytes of a protected guest's bounce buffers, and what these are a multiple of: as much as a disk's
+/// requests have in flight. Linux chooses their place.
+const BOUNCE_SIZE: u64 = 8 << 20;
+const BOUNCE_ALIGNMENT: u64 = 2 << 20;
 /// First interrupt cell: shared or private peripheral interrupt.
 const SPI: u32 = 0;
 const PPI: u32 = 1;
@@ -29,15 +35,24 @@ const TIMER_PPIS: [u32; 4] = [13, 14, 11, 10];
 /// Input clock of a 16550 for which its divisors are usually quoted, in Hz.
 const UART_CLOCK_HZ: u32 = 1_843_200;
 
+/// How a disk reaches its guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskDma {
+    /// All of it.
+    Direct,
+    /// Bounce buffers, which a protected guest shares.
+    Bounced,
+}
+
 /// The device tree of `machine`, as a blob.
 pub fn build(
     machine: &Machine,
     cmdline: &str,
     place: &BootPlacement,
-    gic: Gic,
+    (gic, disk): (Gic, Option<DiskDma>),
 ) -> Result<Vec<u8>, Error> {
-    // At most 1025 phandles: there are always enough numbers left for them.
-    let nodes = Nodes::new(machine, GIC_PHANDLE + 1).ok_or(Error::DuplicatePhandle)?;
+    // At most 1026 phandles: there are always enough numbers left for them.
+    let nodes = Nodes::new(machine, BOUNCE_PHANDLE + 1).ok_or(Error::DuplicatePhandle)?;
     let mut fdt = FdtWriter::new()?;
     let root = fdt.begin_node("")?;
     fdt.property_u32("#address-cells", 2)?;
@@ -57,6 +72,9 @@ pub fn build(
     write_gic(&mut fdt, gic, vcpus as u64)?;
     write_timer(&mut fdt, gic, vcpus)?;
     write_serial(&mut fdt)?;
+    if let Some(dma) = disk {
+        write_disk(&mut fdt, dma)?;
+    }
     vcpufreq_dt::write_cpufreq(&mut fdt, &nodes)?;
     fdt.end_node(root)?;
     fdt.finish()
@@ -129,6 +147,33 @@ fn write_serial(fdt: &mut FdtWriter) -> Result<(), Error> {
     fdt.property_array_u32("interrupts", &[SPI, UART_SPI, EDGE_RISING])?;
     fdt.property_u32("clock-frequency", UART_CLOCK_HZ)?;
     fdt.end_node(serial)
+}
+
+/// Without `dma-coherent` Linux would clean caches for a device that sees them.
+fn write_disk(fdt: &mut FdtWriter, dma: DiskDma) -> Result<(), Error> {
+    let is_bounced = dma == DiskDma::Bounced;
+    if is_bounced {
+        let memory = fdt.begin_node("reserved-memory")?;
+        fdt.property_u32("#address-cells", 2)?;
+        fdt.property_u32("#size-cells", 2)?;
+        fdt.property_null("ranges")?;
+        let pool = fdt.begin_node("restricted-dma-pool")?;
+        fdt.property_string("compatible", "restricted-dma-pool")?;
+        fdt.property_u64("size", BOUNCE_SIZE)?;
+        fdt.property_u64("alignment", BOUNCE_ALIGNMENT)?;
+        fdt.property_phandle(BOUNCE_PHANDLE)?;
+        fdt.end_node(pool)?;
+        fdt.end_node(memory)?;
+    }
+    let disk = fdt.begin_node(&format!("virtio_mmio@{DISK_BASE:x}"))?;
+    fdt.property_string("compatible", "virtio,mmio")?;
+    fdt.property_array_u64("reg", &[DISK_BASE, DISK_SIZE])?;
+    fdt.property_array_u32("interrupts", &[SPI, DISK_SPI, EDGE_RISING])?;
+    fdt.property_null("dma-coherent")?;
+    if is_bounced {
+        fdt.property_u32("memory-region", BOUNCE_PHANDLE)?;
+    }
+    fdt.end_node(disk)
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ fn cells(words: &[u32]) -> Vec<u8> {
 
 #[test]
 fn nodes_say_where_things_are() {
-    let blob = build(&machine(2), "console=ttyS0 quiet", &PLACE, Gic::V3).unwrap();
+    let blob = build(&machine(2), "console=ttyS0 quiet", &PLACE, (Gic::V3, None)).unwrap();
     let found = properties(&blob);
     let rows: [(&str, Vec<u8>); 9] = [
         ("/chosen/bootargs", b"console=ttyS0 quiet\0".to_vec()),
@@ -95,14 +95,14 @@ fn a_guest_without_initrd_has_none_in_the_tree() {
         initrd: None,
         ..PLACE
     };
-    let found = properties(&build(&machine(1), "", &place, Gic::V3).unwrap());
+    let found = properties(&build(&machine(1), "", &place, (Gic::V3, None)).unwrap());
     assert!(!found.contains_key("/chosen/linux,initrd-start"));
     assert_eq!(found["/chosen/bootargs"], b"\0");
 }
 
 #[test]
 fn the_largest_guest_has_all_its_cpus_and_fits() {
-    let blob = build(&machine(512), "", &PLACE, Gic::V3).unwrap();
+    let blob = build(&machine(512), "", &PLACE, (Gic::V3, None)).unwrap();
     assert!(blob.len() < usize::try_from(FDT_MAX).unwrap());
     let found = properties(&blob);
     assert_eq!(found["/cpus/cpu@1f0f/reg"], cells(&[0, 0x1f0f]));
@@ -113,7 +113,7 @@ fn the_largest_guest_has_all_its_cpus_and_fits() {
 
 #[test]
 fn a_gicv2_has_a_cpu_interface_and_a_mask_of_cpus() {
-    let found = properties(&build(&machine(3), "", &PLACE, Gic::V2).unwrap());
+    let found = properties(&build(&machine(3), "", &PLACE, (Gic::V2, None)).unwrap());
     let gic = "/interrupt-controller@10000000";
     assert_eq!(found[&format!("{gic}/compatible")], b"arm,cortex-a15-gic\0");
     let reg = cells(&[0, 0x1000_0000, 0, 0x1000, 0, 0x1001_0000, 0, 0x2000]);
@@ -122,4 +122,30 @@ fn a_gicv2_has_a_cpu_interface_and_a_mask_of_cpus() {
     let flags = 0x704;
     let timer = [13, 14, 11, 10].map(|ppi| [1, ppi, flags]);
     assert_eq!(found["/timer/interrupts"], cells(timer.as_flattened()));
+}
+
+#[test]
+fn a_disk_of_a_protected_guest_names_its_bounce_buffers() {
+    let of = |dma| properties(&build(&machine(1), "", &PLACE, (Gic::V3, dma)).unwrap());
+    let (disk, pool) = (
+        "/virtio_mmio@9200000",
+        "/reserved-memory/restricted-dma-pool",
+    );
+    let found = of(Some(DiskDma::Bounced));
+    assert_eq!(found[&format!("{disk}/compatible")], b"virtio,mmio\0");
+    assert_eq!(found[&format!("{disk}/interrupts")], cells(&[0, 2, 1]));
+    assert_eq!(found[&format!("{disk}/dma-coherent")], b"");
+    assert_eq!(
+        found[&format!("{pool}/compatible")],
+        b"restricted-dma-pool\0"
+    );
+    assert_eq!(found[&format!("{pool}/size")], cells(&[0, 8 << 20]));
+    let named = &found[&format!("{disk}/memory-region")];
+    assert_eq!(named, &found[&format!("{pool}/phandle")]);
+    let found = of(Some(DiskDma::Direct));
+    assert!(found.contains_key(&format!("{disk}/reg")));
+    let is_extra = |name: &&String| name.contains("reserved") || name.contains("memory-region");
+    assert_eq!(found.keys().find(is_extra), None);
+    let is_disk = |name: &&String| name.starts_with(disk);
+    assert_eq!(of(None).keys().find(is_disk), None);
 }

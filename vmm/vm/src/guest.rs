@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 
+use super::disk::DiskImage;
 use super::environment::Hooks;
 use super::gic::Gic;
 use super::image::{BootPlacement, Initrd, KernelImage};
@@ -17,7 +18,9 @@ pub struct VmSpec {
     pub kernel: KernelImage,
     /// The initrd, if there is one.
     pub initrd: Option<Initrd>,
-    /// Where they go.
+    /// The disk, if there is one.
+    pub disk: Option<DiskImage>,
+    /// Where kernel and initrd go.
     pub place: BootPlacement,
     /// The kernel command line.
     pub cmdline: String,

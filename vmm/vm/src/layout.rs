@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `0x0900_0000` | 16550 console, 4 KiB |
 //! | `0x0910_0000` | stolen time, 64 bytes a vCPU, 64 KiB (memory, own slot) |
+//! | `0x0920_0000` | virtio disk, 4 KiB |
 //! | `0x0a00_0000` | vcpufreq registers, 4 KiB a vCPU; or shared memory and its doorbell |
 //! | `0x1000_0000` | GIC distributor, 64 KiB (GICv2: 4 KiB) |
 //! | `0x1001_0000` | GIC redistributors, 128 KiB a vCPU (GICv2: CPU interface, 8 KiB) |
@@ -29,6 +30,13 @@ pub const PVTIME_BASE: u64 = 0x0910_0000;
 pub const PVTIME_SIZE: u64 = 0x1_0000;
 /// Bytes of one vCPU's stolen-time structure, its alignment too (Arm DEN0057).
 pub const PVTIME_STRIDE: u64 = 64;
+
+/// Registers of the disk.
+pub const DISK_BASE: u64 = 0x0920_0000;
+/// Bytes of the disk's range.
+pub const DISK_SIZE: u64 = 0x1000;
+/// The disk's interrupt, as the console's.
+pub const DISK_SPI: u32 = 2;
 
 /// First vcpufreq register.
 pub const CPUFREQ_BASE: u64 = 0x0a00_0000;
@@ -82,6 +90,7 @@ mod tests {
         let ranges = [
             (UART_BASE, UART_SIZE),
             (PVTIME_BASE, PVTIME_SIZE),
+            (DISK_BASE, DISK_SIZE),
             (CPUFREQ_BASE, shm::size(512) + shm::DOORBELL_PAGE),
             (GICD_BASE, GICD_SIZE),
             (GICR_BASE, most * GICR_STRIDE),

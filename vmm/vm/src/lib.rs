@@ -16,6 +16,7 @@ mod banner;
 pub mod bus;
 pub mod console;
 pub mod console_output;
+pub mod disk;
 mod environment;
 #[cfg(any(test, target_arch = "aarch64"))]
 mod exit;
@@ -40,7 +41,9 @@ mod vcpu_end;
 use anyhow::{Context, bail};
 use vcpufreq_dt::Machine;
 
+use disk::DiskThread;
 pub use environment::{AttachHandler, Cpufreq, Hooks, VmEnvironment};
+use fdt::DiskDma;
 use gic::Gic;
 pub use guest::{LinuxGuest, VmSpec, not_there_yet};
 pub use probe::{check_kvm, open_kvm};
@@ -55,7 +58,7 @@ pub use vcpu::kick_signal;
 ///
 /// # Errors
 /// What the host or a hook refused, with what was being done.
-pub fn run(spec: VmSpec, machine: &Machine, host: &VmEnvironment) -> anyhow::Result<RunReport> {
+pub fn run(mut spec: VmSpec, machine: &Machine, host: &VmEnvironment) -> anyhow::Result<RunReport> {
     let kvm = open_kvm(&spec.kvm_device)?;
     let gic = arch::gic(&kvm)?;
     gic.check_vcpus(spec.pins.len(), kvm.get_max_vcpus())?;
@@ -65,6 +68,7 @@ pub fn run(spec: VmSpec, machine: &Machine, host: &VmEnvironment) -> anyhow::Res
             .with_context(|| format!("can't write the device tree to {}", path.display()))?;
     }
     let pins = spec.pins.clone();
+    let disk = spec.disk.take();
     let mut guest = LinuxGuest {
         spec,
         gic,
@@ -73,11 +77,17 @@ pub fn run(spec: VmSpec, machine: &Machine, host: &VmEnvironment) -> anyhow::Res
         warned: false,
     };
     let threads = VcpuThreads::spawn(&pins, &host.hooks)?;
-    supervise(&mut guest, &kvm, threads, host)
+    let start = |image| DiskThread::start(image, host.hooks.clone());
+    let disk = disk.map(start).transpose()?;
+    supervise(&mut guest, &kvm, (threads, disk), host)
 }
 
 fn build_fdt(spec: &VmSpec, machine: &Machine, gic: Gic) -> anyhow::Result<Vec<u8>> {
-    let fdt = fdt::build(machine, &spec.cmdline, &spec.place, gic)
+    let dma = spec.disk.as_ref().map(|_| match spec.protected {
+        true => DiskDma::Bounced,
+        false => DiskDma::Direct,
+    });
+    let fdt = fdt::build(machine, &spec.cmdline, &spec.place, (gic, dma))
         .context("can't describe the guest in a device tree")?;
     let len = fdt.len();
     let max = image::FDT_MAX;

@@ -16,6 +16,7 @@ use super::backoff::Backoff;
 use super::bus::Bus;
 use super::console::{Console, Input};
 use super::console_output::{ConsoleEnd, ConsoleOutput, WarningHandler, Writer};
+use super::disk::DiskThread;
 use super::environment::{Hooks, VmEnvironment, attach_cpufreq};
 use super::machine::Bootable;
 use super::memory::Memory;
@@ -38,7 +39,7 @@ enum Ended {
 pub fn supervise(
     guest: &mut dyn Bootable,
     kvm: &Kvm,
-    threads: VcpuThreads,
+    (threads, disk): (VcpuThreads, Option<DiskThread>),
     host: &VmEnvironment,
 ) -> anyhow::Result<RunReport> {
     let hooks = host.hooks.clone();
@@ -50,6 +51,7 @@ pub fn supervise(
         user: User::attend(&host.console)?,
         threads,
         output: Arc::new(output),
+        disk,
         resets: 0,
         unclaimed: 0,
     };
@@ -70,6 +72,7 @@ struct Life<'a> {
     user: User,
     threads: VcpuThreads,
     output: Arc<ConsoleOutput>,
+    disk: Option<DiskThread>,
     resets: u64,
     unclaimed: u64,
 }
@@ -98,6 +101,9 @@ impl Life<'_> {
         let console = Arc::new(console);
         let mut bus = Bus::new();
         bus.insert(layout::UART_BASE, layout::UART_SIZE, console.clone())?;
+        if let Some(disk) = &self.disk {
+            bus.insert(layout::DISK_BASE, layout::DISK_SIZE, disk.device())?;
+        }
         attach_cpufreq(&mut bus, self.host)?;
         Ok((console, Arc::new(bus)))
     }
@@ -121,6 +127,9 @@ impl Life<'_> {
         let pages = self.host.cpufreq.as_ref();
         let pages = pages.and_then(|cpufreq| cpufreq.guest_pages.as_deref());
         let _sharing = pages.map(|pages| Sharing::new(pages, &machine.memory));
+        let disk = self.disk.as_ref();
+        let disk = disk.map(|disk| disk.power_on(&machine.vm, &machine.memory));
+        let _disk = disk.transpose()?;
         let running = RunningVcpus(&mut self.threads);
         running.0.start(starts.collect())?;
         let mut watch = Watch {

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "system calls that no safe crate has")]
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use kvm_ioctls::VmFd;
 use libc::{c_int, pollfd};
 use nix::errno::Errno;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use vm_memory::{GuestMemoryRegion, GuestRegionMmap};
+use vm_memory::{GuestMemoryRegion, GuestRegionMmap, VolatileSlice};
 
 /// Host address of a mapped region.
 pub fn address_of(region: &GuestRegionMmap) -> u64 {
@@ -28,6 +28,43 @@ pub fn set_slot(vm: &VmFd, slot: kvm_userspace_memory_region) -> Result<(), kvm_
     // keeps it mapped and whose only other user is the guest, or by `probe`, which
     // has no guest.
     unsafe { vm.set_user_memory_region(slot) }
+}
+
+/// Which way bytes of a file go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// From the file into memory.
+    Read,
+    /// From memory into the file.
+    Write,
+}
+
+/// Transfers all of these pieces of a guest's memory at once, at a place of `file`; whether that was done.
+/// The kernel refuses memory that a protected guest doesn't share.
+pub fn transfer(
+    way: Transfer,
+    file: BorrowedFd<'_>,
+    at: libc::off_t,
+    pieces: &[VolatileSlice<'_>],
+) -> bool {
+    let vector = |piece: &VolatileSlice<'_>| libc::iovec {
+        iov_base: piece.ptr_guard_mut().as_ptr().cast(),
+        iov_len: piece.len(),
+    };
+    let vectors: Vec<_> = pieces.iter().map(vector).collect();
+    let Ok(count) = c_int::try_from(vectors.len()) else {
+        return false;
+    };
+    let wanted: usize = pieces.iter().map(VolatileSlice::len).sum();
+    let (file, first) = (file.as_raw_fd(), vectors.as_ptr());
+    let done = match way {
+        // SAFETY: each vector is memory that stays mapped as long as `pieces`; this process has no
+        // reference to it.
+        Transfer::Read => unsafe { libc::preadv(file, first, count, at) },
+        // SAFETY: the same.
+        Transfer::Write => unsafe { libc::pwritev(file, first, count, at) },
+    };
+    usize::try_from(done) == Ok(wanted)
 }
 
 /// Waits until one of `fds` is ready; returns which are. A signal ends the wait

@@ -95,6 +95,8 @@ impl Hooks for AtReset {
         Ok(())
     }
 
+    fn on_disk_thread(&self) {}
+
     fn on_reset(&self) {
         if !self.panics {
             return;
@@ -139,7 +141,7 @@ fn run_guest(kind: &str) {
     };
     let mut guest = Guest { code };
     let threads = VcpuThreads::spawn(&[vec![]], &host.hooks).unwrap();
-    supervise(&mut guest, &Kvm::new().unwrap(), threads, &host).unwrap();
+    supervise(&mut guest, &Kvm::new().unwrap(), (threads, None), &host).unwrap();
 }
 
 /// Both ends of a new pseudo-terminal.
