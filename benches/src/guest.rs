@@ -141,14 +141,19 @@ fn command(
             command.arg("qemu");
         }
         None => {
+            // fio's libraries are in the ramdisk, too.
+            let mem_mib = if args.disk.is_some() { "512" } else { "256" };
             command
-                .args(["run", "--mem", "256", "--kernel"])
+                .args(["run", "--mem", mem_mib, "--kernel"])
                 .arg(&machine.guest.kernel)
                 .arg("--initrd")
                 .arg(&machine.guest.initrd)
                 .args(["--cmdline", &format!("console=ttyS0 {cmdline}")]);
             if args.protected {
                 command.arg("--protected");
+            }
+            if let Some(disk) = &args.disk {
+                command.arg("--disk").arg(disk);
             }
         }
     }

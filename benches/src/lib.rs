@@ -83,7 +83,7 @@ pub use trace::requesting_vcpu;
 pub use undo::undo_killed;
 pub use variant::Variant;
 pub use vcpufreq_load::{IO_DEVICE, NAME as LOAD, NULL_BLK, run as load};
-use workloads::WORKLOADS;
+use workloads::{STORAGE, WORKLOADS};
 
 /// Measures, and reports: [`measure()`], with the files of `--out` and `--html`, and the text on
 /// stdout. Returns the exit code.
@@ -266,7 +266,7 @@ fn chosen(args: &BenchArgs) -> anyhow::Result<Vec<&'static Scenario>> {
     if names.is_empty() {
         return Ok(SCENARIOS.iter().filter(|one| is_here(one, args)).collect());
     }
-    let all = || SCENARIOS.iter().chain(WORKLOADS);
+    let all = || SCENARIOS.iter().chain(WORKLOADS).chain(STORAGE);
     let mut known: Vec<&str> = all().map(|one| one.name).collect();
     known.dedup();
     let called = |name: &&String| all().any(|one| one.is_called(name));

@@ -240,7 +240,7 @@ impl Scenario {
         {
             return Some("its guest needs rt-app in a ramdisk (--kernel, --initrd)".to_owned());
         }
-        let io = words.any(|word| is(&["io=", "requests=", "disk="], word));
+        let io = words.any(|word| is(&["io=", "requests=", "disk=", "fio="], word));
         match Path::new(IO_DEVICE).exists() {
             _ if !io => None,
             true => other_null_blk(Path::new("/")),

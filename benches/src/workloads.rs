@@ -77,6 +77,40 @@ const fn twice(one: Scenario, case: &'static str, metrics: &'static [Metric]) ->
     }
 }
 
+/// Storage, by fio, measured where it is named: guests need --disk.
+pub const STORAGE: &[Scenario] = &[
+    fio(
+        "seq_read",
+        &["pin={first} {calm} sleep=400000 pin={all} fio=seq_read/200"],
+    ),
+    fio(
+        "seq_write",
+        &["pin={first} {calm} sleep=400000 pin={all} fio=seq_write/200"],
+    ),
+    fio(
+        "rand_read",
+        &["pin={first} {calm} sleep=400000 pin={all} fio=rand_read/200"],
+    ),
+    fio(
+        "rand_write",
+        &["pin={first} {calm} sleep=400000 pin={all} fio=rand_write/200"],
+    ),
+];
+
+const fn fio(case: &'static str, steps: &'static [&'static str]) -> Scenario {
+    Scenario {
+        name: "fio",
+        case,
+        place: CpuSelection::LittleToAll,
+        steps,
+        speed: true,
+        most: 3,
+        about_s: 5,
+        metrics: &[Metric::Score, Metric::Energy, Metric::PerJoule],
+        ..PLAIN
+    }
+}
+
 /// Work that is allowed a tenth of a big CPU, and on the host takes about as long as the frames.
 const BACKGROUND: &str = "pin={first} {calm} uclamp=0/110 sleep=400000 pin={all} sleep=100000 even=2000000/12000000/1 uclamp=0/1024";
 
@@ -151,7 +185,7 @@ mod tests {
 
     #[test]
     fn each_step_is_one_that_the_load_program_knows() {
-        for one in WORKLOADS {
+        for one in WORKLOADS.iter().chain(STORAGE) {
             for steps in one.steps {
                 let steps = expanded(steps, &machine(), ("0", "0,1"), 0);
                 let words: Vec<&str> = steps.split_whitespace().collect();

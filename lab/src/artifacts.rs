@@ -142,7 +142,7 @@ impl Artifacts {
         if has(HostPart::Qemu) {
             programs.extend(qemu::programs(arch));
         }
-        let mut archive = self.base(&kernel, has(HostPart::Tools), &programs)?;
+        let mut archive = self.base(&kernel, guest.parts, &programs)?;
         if has(HostPart::Qemu) {
             qemu::add_roms(&mut archive, &self.root, arch)?;
         }
@@ -206,13 +206,18 @@ impl Artifacts {
         }
         archive.file(
             "lab/guest-initramfs",
-            &self.guest_initramfs(&guest_kernel, has(HostPart::Tools))?,
+            &self.guest_initramfs(&guest_kernel, guest.parts)?,
         )?;
         archive.finish()
     }
 
-    fn guest_initramfs(&self, kernel: &Kernel, tools: bool) -> Result<Vec<u8>> {
-        let mut archive = self.base(kernel, tools, &[])?;
+    fn guest_initramfs(&self, kernel: &Kernel, parts: &[HostPart]) -> Result<Vec<u8>> {
+        let mut archive = self.base(kernel, parts, &[])?;
+        if parts.contains(&HostPart::DiskModules) {
+            for path in tools::DISK_MODULES {
+                self.add_own_module(&mut archive, kernel, path)?;
+            }
+        }
         add_modules(&mut archive, &self.guest_driver(kernel)?)?;
         // It takes its registers from a device tree.
         if self.for_use == RootUse::Tests && kernel.arch == Arch::Arm64 {
@@ -223,7 +228,7 @@ impl Artifacts {
     }
 
     /// What host and guest have, and these of Debian's programs. The demo runs none of those.
-    fn base(&self, kernel: &Kernel, tools: bool, programs: &[&str]) -> Result<Initramfs> {
+    fn base(&self, kernel: &Kernel, parts: &[HostPart], programs: &[&str]) -> Result<Initramfs> {
         let mut archive = Initramfs::new()?;
         let arch = kernel.arch;
         archive.program("init", &self.agent(arch)?)?;
@@ -245,7 +250,12 @@ impl Artifacts {
         if arch == Arch::Arm64 {
             programs.push("bin/rt-app");
         }
-        if tools {
+        let fio = match parts.contains(&HostPart::Fio) {
+            true => Some(tools::fio(&self.cache, &self.root)?),
+            false => None,
+        };
+        programs.extend(fio.as_ref().map(|_| tools::FIO));
+        if parts.contains(&HostPart::Tools) {
             programs.extend(tools::PROGRAMS);
             tools::add_applets(&mut archive)?;
             for path in tools::MODULES {
@@ -253,7 +263,7 @@ impl Artifacts {
             }
             add_modules(&mut archive, &self.own_modules(kernel, RT_MODULE)?)?;
         }
-        debian::add(&mut archive, &self.root, (arch, None), &programs)?;
+        debian::add(&mut archive, &self.root, (arch, fio.as_deref()), &programs)?;
         Ok(archive)
     }
 

@@ -37,6 +37,10 @@ pub enum HostPart {
     Board,
     /// The guest's disk, of Debian's own userland.
     Disk,
+    /// The guest's modules for a disk of `vcpufreq run`.
+    DiskModules,
+    /// fio, which the guest has, too.
+    Fio,
     /// EDK2, for guests of QEMU.
     Firmware,
     /// One huge page of 1 GiB.

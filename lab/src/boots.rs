@@ -6,8 +6,8 @@ use std::cmp::Reverse;
 use crate::arch::Arch::X86_64;
 use crate::boot::Driver::Mainline;
 use crate::boot::HostPart::{
-    self, Board, Disk, Firmware, GibPage, Isolated, Libvirt, Monitoring, Perfetto, Qemu, Systemd,
-    Tools,
+    self, Board, Disk, DiskModules, Fio, Firmware, GibPage, Isolated, Libvirt, Monitoring,
+    Perfetto, Qemu, Systemd, Tools,
 };
 use crate::boot::{Boot, boot, checked, raced};
 use crate::kernel::Flavor::{Checked, Old, Protected, Rt};
@@ -446,8 +446,21 @@ const BOOTS: &[Boot] = &[
         driver: Mainline,
         ..boot(Long, 200, "sm8550", &["opps-exact", "protected"])
     },
-    // What the authors of virtual cpufreq measured there, as far as `vcpufreq run` has the devices. Within
-    // three ticks: step-down is 8.4 ms late.
+    boot(Long, 100, "2+2", &["disk"]).with(&[DiskModules]),
+    Boot {
+        protected: true,
+        guest: Protected,
+        ..boot(Long, 120, "2+2", &["disk"]).with(&[DiskModules])
+    },
+    // What the authors of virtual cpufreq measured in protected guests: requests of fio, here also in an
+    // ordinary guest.
+    boot(Long, 250, "2+2", &["bench:fio:--repeats=3"]).with(&[DiskModules, Fio]),
+    Boot {
+        protected: true,
+        guest: Protected,
+        ..boot(Long, 300, "2+2", &["bench:fio:--repeats=3"]).with(&[DiskModules, Fio])
+    },
+    // What else they measured there. Within three ticks: step-down is 8.4 ms late.
     Boot {
         protected: true,
         guest: Protected,

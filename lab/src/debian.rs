@@ -24,9 +24,9 @@ pub fn tree(root: &Path, arch: Arch) -> PathBuf {
 }
 
 /// Where a tree has its libraries; all are in one folder of the host.
-fn folders(arch: Arch) -> [String; 2] {
+fn folders(arch: Arch) -> [String; 3] {
     let machine = arch.machine();
-    ["", "/systemd"].map(|end| format!("lib/{machine}-linux-gnu{end}"))
+    ["", "/ceph", "/systemd"].map(|end| format!("lib/{machine}-linux-gnu{end}"))
 }
 
 /// Adds programs, each at its path below `/usr`, and the libraries of all; what the root's own tree

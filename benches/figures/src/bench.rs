@@ -122,7 +122,7 @@ pub fn jobs(reports: &[Value]) -> Option<String> {
 
 /// Ramps and jobs of protected guests.
 pub fn protected(inputs: &[Value]) -> Option<String> {
-    let report = &lab::result(inputs.first()?, "2+2 protected", "bench:")?["report"];
+    let report = &lab::result(inputs.first()?, "2+2 protected", "bench:big-ramp")?["report"];
     let mut table = head(&["metric (emulated)", "host", "vm", "vm+bridge"]);
     for of in PROTECTED {
         let cells = VARIANTS.map(|variant| shown(report, of, variant));

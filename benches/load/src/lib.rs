@@ -8,6 +8,7 @@
 pub mod answer;
 pub mod commands;
 mod device;
+mod fio;
 mod init;
 mod jobs;
 pub mod load_log;

@@ -46,9 +46,14 @@ pub struct LoadLog {
 impl LoadLog {
     /// Logs the time under a name.
     pub fn mark(&mut self, name: &str) {
+        self.mark_at(name, now_ns());
+    }
+
+    /// Logs another time of the same clock under a name.
+    pub fn mark_at(&mut self, name: &str, ns: u64) {
         self.marks.push(Stamp {
             name: name.to_owned(),
-            ns: now_ns(),
+            ns,
             cpu: sched_getcpu().unwrap_or(0),
         });
     }

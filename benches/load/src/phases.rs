@@ -10,7 +10,8 @@
 //! `deadline=RUN_US/PERIOD_US` change the thread's policy: a `fresh` one's, which ends.
 //! `uclamp=MIN/MAX` is the thread's own clamp, until the next. Of several threads or processes:
 //! `rt-app-file=NAME`; `build=TURNS/COUNT/AT_ONCE`, processes; `weights=KIB` and then
-//! `team=THREADS/COUNT`, inferences; `disk=TURNS/COUNT/THREADS`, reads.
+//! `team=THREADS/COUNT`, inferences; `disk=TURNS/COUNT/THREADS`, reads. `fio=JOB/COUNT`, requests
+//! of fio, which it marks itself.
 
 use std::collections::BTreeMap;
 use std::num::ParseIntError;
@@ -25,6 +26,7 @@ use nix::unistd::gettid;
 use vcpufreq_host::{CpuList, SchedAttr, Tid};
 
 use crate::device::BlockDevice;
+use crate::fio::FioJob;
 use crate::jobs::{self, WorkScale};
 use crate::load_log::LoadLog;
 use crate::rt_app::RtApp;
@@ -73,6 +75,8 @@ pub enum LoadStep {
     Team([u64; 2]),
     /// Reads from a device, each before so many turns; so many by each of so many threads.
     Disk([u64; 3]),
+    /// So many requests of a job of fio.
+    Fio(FioJob, u64),
     /// The rest is done by a new thread.
     Fresh,
     /// In SCHED_FIFO from now on.
@@ -122,6 +126,11 @@ fn step(word: &str) -> Result<LoadStep> {
         "build" => LoadStep::Build(numbers(word, value)?),
         "team" => LoadStep::Team(numbers(word, value)?),
         "disk" => LoadStep::Disk(numbers(word, value)?),
+        "fio" => {
+            let (job, count) = value.split_once('/').unwrap_or((value, ""));
+            let count = count.parse().with_context(|| format!("step '{word}'"))?;
+            LoadStep::Fio(FioJob::named(job)?, count)
+        }
         "fresh" => LoadStep::Fresh,
         "fifo" => LoadStep::Fifo,
         "deadline" => LoadStep::Deadline(numbers(word, value)?),
@@ -188,6 +197,7 @@ impl LoadLog {
                 LoadStep::Disk([turns, count, threads]) => {
                     teams::disk(self, [scale.scaled(*turns), *count, *threads])?;
                 }
+                LoadStep::Fio(job, count) => job.carry_out(self, *count)?,
                 LoadStep::Fresh => {
                     let rest = steps[at + 1..].to_vec();
                     self.go_on_as(by_new_thread(rest)?);
@@ -331,6 +341,7 @@ mod tests {
             "build=1/2/3",
             "team=4/5",
             "disk=6/7/8",
+            "fio=rand_read/9",
             "fresh",
             "fifo",
             "deadline=12/13",
@@ -357,6 +368,7 @@ mod tests {
             LoadStep::Build([1, 2, 3]),
             LoadStep::Team([4, 5]),
             LoadStep::Disk([6, 7, 8]),
+            LoadStep::Fio(FioJob::named("rand_read").unwrap(), 9),
             LoadStep::Fresh,
             LoadStep::Fifo,
             LoadStep::Deadline([12, 13]),
@@ -372,6 +384,8 @@ mod tests {
             "uclamp=1",
             "team=1/2/3",
             "rt-app-file=none",
+            "fio=rand_read",
+            "fio=none/1",
             "sloop=1",
         ] {
             assert!(steps(&[wrong]).is_err(), "{wrong}");

@@ -110,6 +110,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "pin-offline" => device::bad_input::run(plan),
         "kill" => device::kill::run(plan),
         "protected" => device::protected::run(plan),
+        "disk" => device::disk::run(plan),
         #[cfg(target_arch = "aarch64")]
         "sandbox" => device::sandbox::run(plan),
         #[cfg(target_arch = "aarch64")]

@@ -8,7 +8,7 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
-use vcpufreq_load::NULL_BLK;
+use vcpufreq_load::{IO_DEVICE, NULL_BLK};
 use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::{insmod, rmmod};
@@ -24,6 +24,13 @@ const HTML: &str = "/run/ramp.html";
 const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
 /// Of host and guest, HZ = 250.
 const TICK_US: u64 = 4_000;
+/// A guest's, for its disk.
+const DISK_MODULES: [&str; 4] = [
+    "--guest-module",
+    "/lab/modules/virtio_mmio.ko",
+    "--guest-module",
+    "/lab/modules/virtio_blk.ko",
+];
 const GUEST_CMDLINE: &str = "nokaslr";
 const SLICE: &str = "/sys/fs/cgroup/user.slice";
 const SCOPE: &str = "/sys/fs/cgroup/user.slice/session-1.scope";
@@ -40,6 +47,12 @@ pub fn run(plan: &Plan, name: &str) -> Result<LabVerdict> {
     }
     if plan.protected {
         options.push("--protected");
+    }
+    // fio's guests have the host's device as a disk, and the modules for that.
+    let fio = name.split(':').any(|word| word.starts_with("fio"));
+    if fio {
+        options.extend(["--disk", IO_DEVICE]);
+        options.extend(DISK_MODULES);
     }
     for word in name.split(':').skip(1) {
         if !word.starts_with("--") {

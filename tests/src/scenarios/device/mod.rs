@@ -13,6 +13,8 @@ pub mod demo;
 #[cfg(feature = "scenarios")]
 pub mod dips;
 #[cfg(feature = "scenarios")]
+pub mod disk;
+#[cfg(feature = "scenarios")]
 pub mod domain;
 #[cfg(feature = "scenarios")]
 pub mod driver;

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! fio, which measures storage: requests of one thread, one after the other, past the page cache. On a
+//! host they go to its device, in a guest to the disk whose file that is.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::device::{IO_DEVICE, other_null_blk};
+use crate::load_log::LoadLog;
+use crate::signals::run_in;
+use crate::work::now_ns;
+
+/// The disk of a guest.
+const DISK: &str = "/dev/vda";
+/// As many requests before those that count: fio's start, with the libraries of each kind of storage,
+/// is work, and an emulated CPU owes time for it.
+const BEFORE: &str = "before";
+
+/// A kind of requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FioJob {
+    name: &'static str,
+    /// fio's `--rw`, and its place in the report.
+    rw: &'static str,
+    direction: &'static str,
+    block: &'static str,
+}
+
+const JOBS: [FioJob; 4] = [
+    job("seq_read", "read", "read", "128k"),
+    job("seq_write", "write", "write", "128k"),
+    job("rand_read", "randread", "read", "4k"),
+    job("rand_write", "randwrite", "write", "4k"),
+];
+
+const fn job(
+    name: &'static str,
+    rw: &'static str,
+    direction: &'static str,
+    block: &'static str,
+) -> FioJob {
+    FioJob {
+        name,
+        rw,
+        direction,
+        block,
+    }
+}
+
+impl FioJob {
+    /// The one of this name.
+    ///
+    /// # Errors
+    /// Names those that there are.
+    pub fn named(name: &str) -> Result<Self> {
+        let found = JOBS.into_iter().find(|one| one.name == name);
+        found.with_context(|| {
+            let names = JOBS.map(|one| one.name).join(", ");
+            format!("no job '{name}' of fio; there are: {names}")
+        })
+    }
+
+    /// Does so many requests; marks their `start` and `end`, as fio tells them.
+    pub fn carry_out(&self, log: &mut LoadLog, count: u64) -> Result<()> {
+        let dir = std::env::temp_dir().join(format!("vcpufreq-load-{}", std::process::id()));
+        let mut fio = Command::new("fio");
+        fio.args(self.options(device()?, count)).current_dir("/");
+        let read = |output: &Output| {
+            let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+            ensure!(
+                output.status.success(),
+                "fio ended with {}: {}",
+                output.status,
+                said(&output.stderr)
+            );
+            Ok(said(&output.stdout))
+        };
+        let report = run_in(&dir, &mut fio, || Ok(()), read)??;
+        // CLOCK_REALTIME, which fio's report has, in that of the marks.
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        let now_ms = u64::try_from(since_epoch.as_millis())?;
+        let ago = |ms: u64| now_ns().saturating_sub(now_ms.saturating_sub(ms) * 1_000_000);
+        let (start_ms, took_ms, done) = self.read(&report)?;
+        ensure!(done == count, "fio did {done} of {count} requests");
+        log.mark_at("start", ago(start_ms));
+        log.mark_at("end", ago(start_ms + took_ms));
+        log.figure("done", done);
+        Ok(())
+    }
+
+    fn options(&self, device: &str, count: u64) -> Vec<String> {
+        let Self {
+            name, rw, block, ..
+        } = self;
+        let own = [
+            format!("--filename={device}"),
+            format!("--rw={rw}"),
+            format!("--bs={block}"),
+            format!("--number_ios={count}"),
+        ];
+        let jobs = [
+            format!("--name={BEFORE}"),
+            format!("--name={name}"),
+            "--stonewall".to_owned(),
+        ];
+        let all = [
+            "--size=1G",
+            "--direct=1",
+            "--ioengine=psync",
+            "--thread",
+            "--randrepeat=1",
+            "--clocksource=clock_gettime",
+            "--disk_util=0",
+            "--eta=never",
+            "--output-format=json",
+        ];
+        let all = all.map(str::to_owned);
+        own.into_iter().chain(all).chain(jobs).collect()
+    }
+
+    /// When the first request began, how long all took, and how many there were.
+    fn read(&self, report: &str) -> Result<(u64, u64, u64)> {
+        // Notes may come before it.
+        let json = report.find('{').and_then(|start| report.get(start..));
+        let report: Value = serde_json::from_str(json.unwrap_or_default())
+            .with_context(|| format!("fio's report: {report}"))?;
+        let jobs = report["jobs"].as_array().into_iter().flatten();
+        let mut jobs = jobs.filter(|job| job["jobname"] == self.name);
+        let job = jobs.next().context("fio's report lacks the job")?;
+        let number = |value: &Value, what| value.as_u64().context(what);
+        let side = &job[self.direction];
+        Ok((
+            number(&job["job_start"], "job_start")?,
+            number(&side["runtime"], "runtime")?,
+            number(&side["total_ios"], "total_ios")?,
+        ))
+    }
+}
+
+/// What requests go to here.
+fn device() -> Result<&'static str> {
+    if Path::new(DISK).exists() {
+        return Ok(DISK);
+    }
+    let other = other_null_blk(Path::new("/"));
+    ensure!(other.is_none(), "{}", other.unwrap_or_default());
+    Ok(IO_DEVICE)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promises: a job is one that fio knows, and its report is read; a mark is where fio began.
+    use super::*;
+
+    const REPORT: &str = r#"fio: a note
+        { "fio version": "fio-3.39", "jobs": [ { "jobname": "before" },
+          { "jobname": "rand_read", "job_start": 1700000000123,
+          "read": { "runtime": 1500, "total_ios": 600, "iops": 400.0 },
+          "write": { "runtime": 0, "total_ios": 0 } } ] }"#;
+
+    #[test]
+    fn a_report_is_read() {
+        let of = |name| FioJob::named(name).unwrap().read(REPORT).unwrap();
+        assert_eq!(of("rand_read"), (1_700_000_000_123, 1500, 600));
+        let job = FioJob::named("seq_read").unwrap();
+        assert!(job.read(REPORT).is_err());
+        assert!(job.read("fio: no device").is_err());
+        let error = FioJob::named("read").unwrap_err().to_string();
+        assert!(
+            error.contains("seq_read, seq_write, rand_read, rand_write"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn requests_go_past_the_page_cache() {
+        let options = FioJob::named("rand_write").unwrap().options("/dev/x", 7);
+        for option in [
+            "--rw=randwrite",
+            "--bs=4k",
+            "--direct=1",
+            "--number_ios=7",
+            "--filename=/dev/x",
+        ] {
+            assert!(options.iter().any(|one| one == option), "{options:?}");
+        }
+    }
+}
