@@ -66,7 +66,7 @@ impl HostBpf {
         }
     }
 
-    /// Applies a domain's clamp by `apply`, as [`Self::serve`] does. If a new policy or a failed
+    /// Applies a domain's clamp by `apply`, as [`Self::apply_waiting`] does. If a new policy or a failed
     /// call has reset the clamp, the domain's newest request is granted again first.
     pub fn apply_pending<E>(
         &self,

@@ -41,6 +41,7 @@ pub mod metrics;
 #[cfg(feature = "scenarios")]
 pub mod no_uclamp;
 pub mod opps;
+#[cfg(feature = "scenarios")]
 pub mod perfetto;
 #[cfg(feature = "bpf")]
 pub mod policies;

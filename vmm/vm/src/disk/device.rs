@@ -35,10 +35,10 @@ const MAGIC: u32 = 0x7472_6976;
 const VERSION: u32 = 2;
 /// What is offered. With ACCESS_PLATFORM Linux asks its DMA layer for addresses, which knows a
 /// protected guest's bounce buffers.
-const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
-    | 1 << VIRTIO_F_ACCESS_PLATFORM
-    | 1 << VIRTIO_BLK_F_FLUSH
-    | 1 << VIRTIO_BLK_F_SEG_MAX;
+const FEATURES: u64 = (1 << VIRTIO_F_VERSION_1)
+    | (1 << VIRTIO_F_ACCESS_PLATFORM)
+    | (1 << VIRTIO_BLK_F_FLUSH)
+    | (1 << VIRTIO_BLK_F_SEG_MAX);
 /// What a driver has to take: the layout of everything here.
 const NEEDED: u64 = 1 << VIRTIO_F_VERSION_1;
 
@@ -267,7 +267,7 @@ impl VirtioDisk {
     /// `struct virtio_blk_config`, as far as its features are offered.
     fn config(&self) -> [u8; 16] {
         let mut config = [0; 16];
-        let fields = u128::from(self.sectors) | u128::from(SEG_MAX) << 96;
+        let fields = u128::from(self.sectors) | (u128::from(SEG_MAX) << 96);
         config.copy_from_slice(&fields.to_le_bytes());
         config
     }
