@@ -122,7 +122,7 @@ struct vcpufreq_bpf_vm {
 	__u32 vcpus;
 	__u32 slot;		/* among the host's VMs, see dispatch.h */
 	__u32 policy;		/* odd: an operator's, by number; even: none; 0: none yet */
-	__u32 ended;		/* 1: the VMM takes the requests from now on, and no policy decides */
+	__u32 ended;		/* 1: the VMM takes the requests, and no policy decides */
 	__u32 pad[10];		/* each event reads what is above */
 	__u64 due_ns;		/* of the limit: when the next write of any vCPU is due */
 	char policy_name[VCPUFREQ_BPF_NAME];	/* for people */
