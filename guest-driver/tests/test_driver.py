@@ -238,7 +238,7 @@ def tables_and_domains(args):
             if features:
                 inefficient_level(guest)
                 domain_hotplug(guest)
-            moved_tasks(guest)
+            moved_tasks(guest, features & ANY_CPU > 0)
             outside = fake(guest, "asked_outside")[0]
             expect("written from outside of the domain", outside > 0, features & ANY_CPU > 0)
             ceilings(guest, features & CEILING > 0)
@@ -273,15 +273,18 @@ def inefficient_level(guest):
     expect("least that schedutil asks for", fake(guest, "asked_least_khz")[0], 1_000_000)
 
 
-def moved_tasks(guest):
-    """A busy task goes to the other policy's CPU: the CPU that it leaves moves it."""
+def moved_tasks(guest, any_cpu):
+    """A busy task goes to the other policy's CPU: the CPU that it leaves moves it. Where that CPU may
+    request for the other, it does at some move or other."""
     governor(guest, 0, "schedutil")
     governor(guest, 2, "schedutil")
-    for _ in range(3):
+    for _ in range(50 if any_cpu else 3):
         guest.run("busybox taskset 1 busybox sh -c 'while :; do :; done' & echo $! > /pid; "
                   "busybox sleep 0.1")
         guest.run("busybox taskset -p 4 $(busybox cat /pid)")
         guest.run("busybox sleep 0.1; kill $(busybox cat /pid)")
+        if any_cpu and fake(guest, "asked_outside")[0] > 0:
+            break
 
 
 def domain_hotplug(guest):
