@@ -183,7 +183,7 @@ fn a_driver_finds_a_block_device_of_the_files_size() {
 fn a_driver_has_to_take_what_all_is_laid_out_by() {
     let driver = BlockDriver::without_queue();
     assert!(!driver.negotiate(FEATURES & !NEEDED));
-    assert!(!driver.negotiate(FEATURES | 1 << 28));
+    assert!(!driver.negotiate(FEATURES | (1 << 28)));
     assert!(driver.negotiate(NEEDED));
 }
 
