@@ -558,8 +558,8 @@ const BOOTS: &[Boot] = &[
         .with(&[Qemu])
     },
     Boot {
-        sampled: &["qemu-late"],
-        ..boot(Long, 400, "2+2", &["qemu-ram"]).with(&[Qemu])
+        sampled: &["qemu-late", "bpf-served"],
+        ..boot(Long, 440, "2+2", &["qemu-ram"]).with(&[Qemu])
     },
     Boot {
         vmm: GuestVmm::Qemu,
