@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the guest is told, whatever the machine.
+//! What the guest does in one run, on any machine.
 
 /// Guest addresses: the code, and where a write makes the guest leave.
 pub const CODE: u64 = 0x4000_0000;
