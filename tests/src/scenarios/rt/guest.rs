@@ -3,7 +3,8 @@
 //! requests move the frequency, never below the floor. Nothing is left when the VMM is killed.
 //!
 //! While a vCPU sleeps, the frequency is that of the other pCPUs of its policy. So the last pCPU has a
-//! policy of its own (topology 4+3+1), or the guest of QEMU's has all of that policy (2+2).
+//! policy of its own (topology 4+3+1), or a guest of QEMU's has one real-time vCPU there, and the
+//! policy's other CPU is set apart, too (2+2).
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -52,9 +53,10 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let little = policies[0].cpu();
     if let [beside, cpu] = big.cpus[..] {
         ensure!(plan.vmm == Vmm::Qemu, "without QEMU use the topology 4+3+1");
-        let both = [RtVcpu::new(1, cpu, big), RtVcpu::new(2, beside, big)];
         trace::off()?;
-        return of_qemu(plan, &inventory::everything()?, little, &both);
+        let before = inventory::everything()?;
+        let vcpus = [RtVcpu::new(1, cpu, big)];
+        return of_qemu(plan, &before, little, (&vcpus, &[beside, cpu]));
     }
     let cpu = big.cpu();
     ensure!(
@@ -69,7 +71,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     trace::off()?;
     let before = inventory::everything()?;
     if plan.vmm == Vmm::Qemu {
-        return of_qemu(plan, &before, little, &both);
+        return of_qemu(plan, &before, little, (&both, &[beside, cpu]));
     }
     let interleaved = order::run((little, cpu))?;
     succeeded(&["apply", "--guest", &format!("plc={beside},{cpu}")])?;
@@ -118,21 +120,19 @@ fn of_qemu(
     plan: &Plan,
     before: &Inventory,
     little: u32,
-    vcpus: &[RtVcpu; 2],
+    (vcpus, set_apart): (&[RtVcpu], &[u32; 2]),
 ) -> Result<LabVerdict> {
-    let [fifo, rr] = vcpus;
-    succeeded(&["apply", "--guest", &format!("plc={},{}", rr.cpu, fifo.cpu)])?;
+    let fifo = vcpus.first().context("no real-time vCPU")?;
+    let [first, second] = set_apart;
+    succeeded(&["apply", "--guest", &format!("plc={first},{second}")])?;
     let floor = *fifo.policy.opps.get(1).context("no second OPP")?;
     let mut vm = rt_guest(plan, little, vcpus)?;
-    let alone = served::alone(&vm, &[("0 0", little), ("1 1", fifo.cpu), ("2 2", rr.cpu)])?;
+    let scheduled = ["1 1", "2 2"].into_iter().zip(vcpus);
+    let scheduled = scheduled.map(|(how, one)| (how, one.cpu));
+    let all: Vec<_> = std::iter::once(("0 0", little)).chain(scheduled).collect();
+    let alone = served::alone(&vm, &all)?;
     let rows = requests(&mut vm, fifo.policy, floor)?;
-    // One policy of the host's is one of the guest's: there both have one request.
-    let own = if fifo.policy.path == rr.policy.path {
-        1
-    } else {
-        2
-    };
-    let changes = changes::traced(&mut vm, &vcpus[..own])?;
+    let changes = changes::traced(&mut vm, vcpus)?;
     vm.quit()?;
     succeeded(&["restore"])?;
     let deadline = deadline(plan, little, fifo.cpu)?;
@@ -149,20 +149,16 @@ fn of_qemu(
 }
 
 /// A housekeeping vCPU on `little`, a SCHED_FIFO one whose floor is the second OPP, and a SCHED_RR
-/// one.
-fn rt_guest(plan: &Plan, little: u32, [fifo, rr]: &[RtVcpu; 2]) -> Result<Vm> {
+/// one, if there are two.
+fn rt_guest(plan: &Plan, little: u32, vcpus: &[RtVcpu]) -> Result<Vm> {
+    let fifo = vcpus.first().context("no real-time vCPU")?;
     let floor = format!("1={}", fifo.policy.opps.get(1).context("no second OPP")?);
-    let options = [
-        "--rt",
-        "1=fifo:1",
-        "--rt",
-        "2=rr:2",
-        "--resume-latency-us",
-        BOUND_US,
-        "--floor",
-        &floor,
-    ];
-    let setup = plan.real_time(&[little, fifo.cpu, rr.cpu]).with(&options);
+    let mut options = vec!["--resume-latency-us", BOUND_US, "--floor", &floor];
+    for policy in ["1=fifo:1", "2=rr:2"].into_iter().take(vcpus.len()) {
+        options.extend(["--rt", policy]);
+    }
+    let cpus = std::iter::once(little).chain(vcpus.iter().map(|one| one.cpu));
+    let setup = plan.real_time(&cpus.collect::<Vec<_>>()).with(&options);
     boot(plan, &setup)
 }
 
