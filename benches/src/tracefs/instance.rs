@@ -43,6 +43,11 @@ impl Instance {
         events.try_for_each(|event| self.set(&format!("events/{event}/enable"), 1))
     }
 
+    /// Has each of this event followed by the functions that led to it.
+    pub fn with_stack(&self, event: &str) -> Result<()> {
+        self.set(&format!("events/{event}/trigger"), "stacktrace")
+    }
+
     /// Records them from now on, into an empty buffer.
     pub fn start(&self) -> Result<()> {
         self.set("trace", "")?;

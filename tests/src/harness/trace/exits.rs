@@ -19,6 +19,8 @@ const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_userspace_exit"];
 /// A thread waits for a lock, with PREEMPT_RT also for a spinlock. The kernel doesn't show the first
 /// thread that waits for a raw spinlock.
 const LOCKS: [&str; 2] = ["lock/contention_begin", "kvm/kvm_entry"];
+/// KVM's functions that carry out an access to a device, on Arm and on any machine.
+const ACCESSING: [&str; 2] = ["io_mem_abort", "kvm_io_bus_write"];
 /// For each CPU: 100,000 writes are 5 MB.
 const BUFFER_KIB: u32 = 32 * 1024;
 
@@ -56,23 +58,30 @@ pub struct SeenExits {
 pub struct LockWaits {
     /// How often that was.
     pub looked_at: u64,
-    /// Waits for a lock.
+    /// Waits for a lock in the access itself. The scheduler, or KVM's interrupt controller, may wait
+    /// before and after it.
     pub waits: u64,
 }
 
 impl Exits {
     /// Starts to watch.
     pub fn watch() -> Result<Self> {
-        Self::watch_events(&EVENTS)
+        Self::watch_events(&EVENTS, |_| Ok(()))
     }
 
     /// The same, and waits for locks.
     pub fn watch_with_locks() -> Result<Self> {
-        Self::watch_events(&[EVENTS, LOCKS].concat())
+        Self::watch_events(&[EVENTS, LOCKS].concat(), |trace| {
+            trace.with_stack(LOCKS[0])
+        })
     }
 
-    fn watch_events(events: &[&str]) -> Result<Self> {
+    fn watch_events(
+        events: &[&str],
+        prepare: impl FnOnce(&Instance) -> Result<()>,
+    ) -> Result<Self> {
         let trace = Instance::create("exits", BUFFER_KIB)?;
+        prepare(&trace)?;
         trace.enable(events)?;
         quiet_consoles();
         let mmio_exit_user = kvm_statistic("mmio_exit_user")?;
@@ -92,9 +101,7 @@ impl Exits {
         ensure!(lost == 0, "{lost} events of the guests' exits are lost");
         let mut counter = ExitCounter::default();
         for line in BufReader::new(self.trace.open()?).lines() {
-            if let Some(line) = TraceLine::read(&line?) {
-                counter.line(&line)?;
-            }
+            counter.text(&line?)?;
         }
         self.trace.remove()?;
         Ok(SeenExits {
@@ -179,14 +186,31 @@ struct ExitCounter {
     /// Since each thread was in its guest: what it accessed, and its waits for locks.
     outside: BTreeMap<String, (Option<u64>, u64)>,
     lock_waits: BTreeMap<(String, u64), LockWaits>,
+    /// The thread whose wait for a lock the functions below it led to.
+    waiting: Option<String>,
 }
 
 impl ExitCounter {
+    /// An event, or one of the functions ` => kvm_io_bus_write` that led to the one above.
+    fn text(&mut self, text: &str) -> Result<()> {
+        if let Some(line) = TraceLine::read(text) {
+            return self.line(&line);
+        }
+        let function = text.trim_start().strip_prefix("=> ");
+        if function.is_some_and(|name| ACCESSING.contains(&name.trim())) {
+            if let Some(thread) = self.waiting.take() {
+                self.outside.entry(thread).or_default().1 += 1;
+            }
+        }
+        Ok(())
+    }
+
     /// `kvm_mmio: mmio write len 4 gpa 0xa000004 val 0x1`
     /// `kvm_userspace_exit: reason KVM_EXIT_MMIO (6)`
     /// `contention_begin: 00000000c0ffee00 (flags=RT)`
     fn line(&mut self, line: &TraceLine) -> Result<()> {
         let thread = line.thread;
+        self.waiting = None;
         let reason = line.tail.split_whitespace().nth(1);
         match (line.event, reason) {
             ("kvm_mmio", _) => {
@@ -199,7 +223,7 @@ impl ExitCounter {
                 self.last.insert(thread.to_owned(), address);
                 self.outside.entry(thread.to_owned()).or_default().0 = Some(address);
             }
-            ("contention_begin", _) => self.outside.entry(thread.to_owned()).or_default().1 += 1,
+            ("contention_begin", _) => self.waiting = Some(thread.to_owned()),
             ("kvm_entry", _) => {
                 if let Some((Some(address), waits)) = self.outside.remove(thread) {
                     let at = (thread.to_owned(), address);
@@ -239,8 +263,8 @@ mod tests {
 
     fn seen(lines: &[&str]) -> SeenExits {
         let mut counter = ExitCounter::default();
-        for line in lines.iter().filter_map(|line| TraceLine::read(line)) {
-            counter.line(&line).unwrap();
+        for line in lines {
+            counter.text(line).unwrap();
         }
         SeenExits {
             by_address: counter.by_address,
@@ -255,13 +279,23 @@ mod tests {
     fn waits_for_locks_by_address() {
         let seen = seen(&[
             " vcpu1-9 [003] ..... 1.0: contention_begin: 000000003f5a1b20 (flags=RT)",
+            " vcpu1-9 [003] ..... 1.0: <stack trace>",
+            " => kvm_vcpu_ioctl",
             " vcpu1-9 [003] d.... 1.1: kvm_entry: PC: 0xffff800080010000",
             " vcpu1-9 [003] ..... 1.2: kvm_mmio: mmio write len 4 gpa 0xa001004 val 0x927c0",
             " worker-7 [000] ..... 1.3: contention_begin: 000000003f5a1b20 (flags=RT)",
+            " worker-7 [000] ..... 1.3: <stack trace>",
+            " => ep_send_events",
             " vcpu1-9 [003] ..... 1.4: contention_begin: 000000003f5a1b20 (flags=RT|READ)",
-            " vcpu1-9 [003] d.... 1.5: kvm_entry: PC: 0xffff800080010000",
-            " vcpu1-9 [003] ..... 1.6: contention_begin: 000000003f5a1b20 (flags=SPIN)",
-            " vcpu1-9 [003] d.... 1.7: kvm_entry: PC: 0xffff800080010000",
+            " vcpu1-9 [003] ..... 1.4: <stack trace>",
+            " => eventfd_signal_mask",
+            " => kvm_io_bus_write",
+            " => io_mem_abort",
+            // The scheduler's, on the way back.
+            " vcpu1-9 [003] ..... 1.5: contention_begin: 0000000063df90e3 (flags=SPIN)",
+            " vcpu1-9 [003] ..... 1.5: <stack trace>",
+            " => sugov_update_shared",
+            " vcpu1-9 [003] d.... 1.6: kvm_entry: PC: 0xffff800080010000",
         ]);
         let at = |name, address| {
             let LockWaits { looked_at, waits } = seen.lock_waits(name, address);
