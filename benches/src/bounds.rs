@@ -72,7 +72,9 @@ const CONTENDED: [(&str, Rule); 10] = [
     ("woken75", OfHost(1_050)),
     // Both guests' kernels take CPU time: 5 to 6 % more energy, by QEMU also without a sum.
     ("guest50", OfHost(1_080)),
-    ("fifo25", OfHost(1_050)),
+    // The host is below the frequency that is needed for 7 % of the time. A guest that never is, as by
+    // scx, takes 6 % more energy.
+    ("fifo25", OfHost(1_080)),
     ("deadline25", Free),
     ("part50", Free),
 ];
