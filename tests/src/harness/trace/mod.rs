@@ -137,21 +137,31 @@ impl TraceEvents {
 
     /// For how long of a span these pCPUs ran anything but vCPUs, in µs.
     pub fn others_ran(&self, cpus: &[u32], span: Span) -> u64 {
-        let other =
-            |(name, _): &(String, i32)| vcpu_name(name).is_none() && !name.starts_with("swapper/");
-        let mut total = 0;
+        let other = |name: &str| vcpu_name(name).is_none() && !name.starts_with("swapper/");
+        let ran = self.ran(cpus, span, other).into_iter();
+        ran.map(|(from, to)| to - from).sum()
+    }
+
+    /// When in a span a vCPU's thread ran on these pCPUs.
+    pub fn vcpus_ran(&self, cpus: &[u32], span: Span) -> Vec<Span> {
+        self.ran(cpus, span, |name| vcpu_name(name).is_some())
+    }
+
+    /// When these pCPUs ran threads of such names. Of a pCPU without a switch nothing is known.
+    fn ran(&self, cpus: &[u32], span: Span, such: impl Fn(&str) -> bool) -> Vec<Span> {
+        let mut spans = Vec::new();
         for cpu in cpus {
             let mut since = span.0;
-            let mut last_is_other = false;
+            let mut last = false;
             for switch in self.switches.iter().filter(|switch| switch.cpu == *cpu) {
                 let time = switch.time_us.clamp(since, span.1);
-                total += if other(&switch.prev) { time - since } else { 0 };
+                spans.extend(such(&switch.prev.0).then_some((since, time)));
                 since = time;
-                last_is_other = other(&switch.next);
+                last = such(&switch.next.0);
             }
-            total += if last_is_other { span.1 - since } else { 0 };
+            spans.extend(last.then_some((since, span.1)));
         }
-        total
+        spans
     }
 }
 

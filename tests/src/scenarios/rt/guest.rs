@@ -21,7 +21,7 @@ use super::order;
 use super::pages;
 use super::served;
 use crate::harness::dips::CHANGES;
-use crate::harness::frequency::host_runs_at;
+use crate::harness::frequency::vcpu_runs_at;
 use crate::harness::plan::{Plan, ask_for, let_load_decay, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::rt_command::{ended, succeeded};
@@ -254,7 +254,7 @@ pub(super) fn runs_under_load(
         let_load_decay();
         vm.ask(format!("start {PERIODIC}"))?;
         settle();
-        let runs_at = host_runs_at(policy, vm, wanted)?;
+        let runs_at = vcpu_runs_at(policy, vm, wanted)?;
         ran_at.push(runs_at);
         if runs_at == wanted || ran_at.len() == LOADS {
             return Ok(ran_at);
