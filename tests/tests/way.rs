@@ -45,6 +45,11 @@ const FROM_WORKER: &[Step] = &[
     (
         "vmm-device/bridge/src/ioeventfd/domain_writes.rs",
         "drain",
+        "carry_out",
+    ),
+    (
+        "vmm-device/bridge/src/ioeventfd/domain_writes.rs",
+        "carry_out",
         "write",
     ),
     ("vmm-device/device/src/device.rs", "write", "write_by"),

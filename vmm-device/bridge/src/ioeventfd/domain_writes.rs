@@ -47,6 +47,8 @@ pub struct DomainWrites {
     carried_out: Option<SignalledWrite>,
     /// What was taken and isn't carried out yet; stays when that panics.
     in_hand: Option<SignalledWrite>,
+    /// Whether a signal of it was reported to the device as one that is carried out.
+    is_reported: bool,
 }
 
 /// What a write of one entry of a table to the set_perf of one vCPU signals.
@@ -109,6 +111,7 @@ impl DomainWrites {
             last: None,
             carried_out: None,
             in_hand: None,
+            is_reported: false,
         })
     }
 
@@ -196,23 +199,30 @@ impl DomainWrites {
     /// A request that a thread was carrying out when it panicked comes first: the list doesn't have
     /// it any more. It is tried once, so that it doesn't end each later thread, too.
     pub fn drain(&mut self, device: &Device<impl Actuator, impl Source, impl Events>) -> bool {
-        // An eventfd doesn't tell which vCPU has written.
-        let request =
-            |latest: SignalledWrite| device.write(latest.vcpu, WriteReg::SetPerf, latest.khz);
         if let Some(again) = self.in_hand.take() {
             let mut bells = self.bells.iter_mut();
             let bell = bells.find(|bell| (bell.vcpu, bell.khz) == (again.vcpu, again.khz));
-            if let Some(bell) = bell.filter(|bell| bell.unreported > 0) {
+            let bell = bell.filter(|bell| bell.unreported > 0 && !self.is_reported);
+            if let Some(bell) = bell {
                 bell.unreported -= 1;
                 device.count_in_kernel(again.vcpu, 1);
             }
-            request(again);
+            self.carried_out = self.last.map(|_| again);
+            device.write(again.vcpu, WriteReg::SetPerf, again.khz);
         }
         let Some(latest) = self.take() else {
             self.tell_rest(device);
             return true;
         };
-        self.in_hand = Some(latest);
+        self.carry_out(latest, device)
+    }
+
+    fn carry_out(
+        &mut self,
+        latest: SignalledWrite,
+        device: &Device<impl Actuator, impl Source, impl Events>,
+    ) -> bool {
+        (self.in_hand, self.is_reported) = (Some(latest), false);
         let more = self.last.is_some();
         let news = self.tell(latest, more, device);
         let before = self.carried_out.take();
@@ -222,7 +232,8 @@ impl DomainWrites {
             if let Some(last) = last.filter(|l| (l.vcpu, l.khz) == (latest.vcpu, latest.khz)) {
                 device.written_at(latest.vcpu, last.at_ns);
             }
-            request(latest);
+            // An eventfd doesn't tell which vCPU has written.
+            device.write(latest.vcpu, WriteReg::SetPerf, latest.khz);
         }
         self.in_hand = None;
         self.carried_out = Some(latest).filter(|_| more);
@@ -259,6 +270,7 @@ impl DomainWrites {
                 false => bell.unreported - carried_out,
             };
             bell.unreported -= carried_out + coalesced;
+            self.is_reported |= is_it;
             if carried_out + coalesced > 0 {
                 device.count_in_kernel(bell.vcpu, carried_out + coalesced);
                 device.count_coalesced(bell.vcpu, coalesced);

@@ -196,28 +196,56 @@ fn what_a_thread_had_in_hand_is_carried_out_by_the_next_one() {
     assert!(bench.writes.drain(&panics));
 }
 
-/// Panics when requests that were overtaken are reported.
-#[derive(Default)]
-struct PanicsOnce(AtomicBool);
+/// Panics at the first event of which this is true.
+struct PanicsOnce(fn(&Event) -> bool, AtomicBool);
 
 impl Events for PanicsOnce {
     fn record(&self, event: &Event) {
-        let is_it = matches!(event, Event::Coalesced { .. });
-        assert!(!is_it || self.0.swap(true, Relaxed), "as the test wants");
+        assert!(
+            !self.0(event) || self.1.swap(true, Relaxed),
+            "as the test wants"
+        );
     }
+}
+
+fn panics_once(at: fn(&Event) -> bool) -> Device<NullActuator, FixedSource, PanicsOnce> {
+    let config = fake_device(1, NullActuator).config().clone();
+    let events = PanicsOnce(at, AtomicBool::new(false));
+    Device::new(config, NullActuator, FixedSource::default(), events).unwrap()
 }
 
 #[test]
 fn what_a_thread_had_read_is_counted_by_the_next_one() {
     let mut bench = TestDomain::written(&[1, 1, 2, 2, 3]);
-    let config = fake_device(1, NullActuator).config().clone();
-    let (source, events) = (FixedSource::default(), PanicsOnce::default());
-    let device = Device::new(config, NullActuator, source, events).unwrap();
+    let device = panics_once(|event| matches!(event, Event::Coalesced { .. }));
     let drain = AssertUnwindSafe(|| bench.writes.drain(&device));
     assert!(catch_unwind(drain).is_err());
     assert!(bench.writes.drain(&device));
     assert_eq!(device.counters(VCPU).unwrap().requests, 5);
     assert_eq!(device.accesses(VCPU).unwrap().writes_in_kernel, 5);
+}
+
+/// The guest writes on while the thread dies: what it had in hand isn't taken for the rest.
+#[test]
+fn each_signal_counts_once_where_more_may_come() {
+    for (values, again) in [(&[1][..], 1), (&[1, 1], 1), (&[1, 1, 2], 1), (&[1, 2], 2)] {
+        let mut bench = TestDomain::written(values);
+        let device = panics_once(|event| matches!(event, Event::Request { .. }));
+        let writes = &mut bench.writes;
+        let count = writes.epoll.wait(0, &mut writes.events).unwrap();
+        writes.count(count);
+        let latest = SignalledWrite {
+            vcpu: VCPU,
+            khz: again,
+            certain: false,
+        };
+        let dies = AssertUnwindSafe(|| writes.carry_out(latest, &device));
+        assert!(catch_unwind(dies).is_err());
+        assert!(writes.drain(&device));
+        let all = u64::try_from(values.len()).unwrap();
+        assert_eq!(device.counters(VCPU).unwrap().requests, all, "{values:?}");
+        assert_eq!(device.accesses(VCPU).unwrap().writes_in_kernel, all);
+    }
 }
 
 /// A guest that writes while its writes are being emptied.
