@@ -207,8 +207,10 @@ impl DomainWrites {
                 bell.unreported -= 1;
                 device.count_in_kernel(again.vcpu, 1);
             }
-            self.carried_out = self.last.map(|_| again);
+            // Until it is: this may panic, too.
+            self.carried_out = None;
             device.write(again.vcpu, WriteReg::SetPerf, again.khz);
+            self.carried_out = self.last.map(|_| again);
         }
         let Some(latest) = self.take() else {
             self.tell_rest(device);
@@ -217,6 +219,7 @@ impl DomainWrites {
         self.carry_out(latest, device)
     }
 
+    /// Carries out `latest` and reports the signals; returns whether nothing is left.
     fn carry_out(
         &mut self,
         latest: SignalledWrite,
