@@ -56,7 +56,8 @@ fn runs_at(
 pub struct LookResult<T> {
     /// The frequencies.
     pub held: FrequencySpan,
-    /// The one that it had for most of the time in which a vCPU ran there, if one did.
+    /// The one that it had for most of the time in which a vCPU ran there; of the whole time, if none
+    /// did or nothing switched.
     pub most_of_vcpus: u32,
     /// Other tasks ran beside the vCPU, or much on the policy's other pCPUs.
     pub disturbed: bool,
@@ -110,7 +111,7 @@ pub fn stay_off(policy: &Policy, vm: &Vm) -> Result<()> {
         let last = other.cpus.last().context("no CPU")?;
         cpu.set(usize::try_from(*last)?)?;
         match sched_setaffinity(Pid::this(), &cpu) {
-            // Of another partition.
+            // Of another partition, or offline.
             Err(Errno::EINVAL) => continue,
             done => done.context("moving the agent")?,
         }

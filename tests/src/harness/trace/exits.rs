@@ -54,13 +54,13 @@ pub struct SeenExits {
 }
 
 /// Of a vCPU's thread between two stays in its guest, in which it accessed an address.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct LockWaits {
     /// How often that was.
     pub looked_at: u64,
-    /// Waits for a lock in the access itself. The scheduler, or KVM's interrupt controller, may wait
-    /// before and after it.
-    pub waits: u64,
+    /// Waits for a lock in the access itself: the functions that led to each, the innermost first. The
+    /// scheduler, or KVM's interrupt controller, may wait before and after it.
+    pub waits: Vec<String>,
 }
 
 impl Exits {
@@ -145,9 +145,10 @@ impl SeenExits {
     pub fn lock_waits(&self, name: &str, address: u64) -> LockWaits {
         let all = self.lock_waits.iter();
         let its = all.filter(|((thread, at), _)| *at == address && is_called(thread, name));
-        its.fold(LockWaits::default(), |sum, (_, one)| LockWaits {
-            looked_at: sum.looked_at + one.looked_at,
-            waits: sum.waits + one.waits,
+        its.fold(LockWaits::default(), |mut sum, (_, one)| {
+            sum.looked_at += one.looked_at;
+            sum.waits.extend_from_slice(&one.waits);
+            sum
         })
     }
 
@@ -184,10 +185,10 @@ struct ExitCounter {
     /// By thread.
     interrupted: BTreeMap<String, u64>,
     /// Since each thread was in its guest: what it accessed, and its waits for locks.
-    outside: BTreeMap<String, (Option<u64>, u64)>,
+    outside: BTreeMap<String, (Option<u64>, Vec<String>)>,
     lock_waits: BTreeMap<(String, u64), LockWaits>,
-    /// The thread whose wait for a lock the functions below it led to.
-    waiting: Option<String>,
+    /// The thread that waits for a lock, and the functions so far that led to it.
+    waiting: Option<(String, String)>,
 }
 
 impl ExitCounter {
@@ -196,10 +197,14 @@ impl ExitCounter {
         if let Some(line) = TraceLine::read(text) {
             return self.line(&line);
         }
-        let function = text.trim_start().strip_prefix("=> ");
-        if function.is_some_and(|name| ACCESSING.contains(&name.trim())) {
-            if let Some(thread) = self.waiting.take() {
-                self.outside.entry(thread).or_default().1 += 1;
+        let function = text.trim().strip_prefix("=> ");
+        if let (Some(function), Some((_, led))) = (function, &mut self.waiting) {
+            led.push_str(function);
+            led.push(' ');
+        }
+        if function.is_some_and(|name| ACCESSING.contains(&name)) {
+            if let Some((thread, led)) = self.waiting.take() {
+                self.outside.entry(thread).or_default().1.push(led);
             }
         }
         Ok(())
@@ -223,13 +228,13 @@ impl ExitCounter {
                 self.last.insert(thread.to_owned(), address);
                 self.outside.entry(thread.to_owned()).or_default().0 = Some(address);
             }
-            ("contention_begin", _) => self.waiting = Some(thread.to_owned()),
+            ("contention_begin", _) => self.waiting = Some((thread.to_owned(), String::new())),
             ("kvm_entry", _) => {
-                if let Some((Some(address), waits)) = self.outside.remove(thread) {
+                if let Some((Some(address), mut waits)) = self.outside.remove(thread) {
                     let at = (thread.to_owned(), address);
                     let sum = self.lock_waits.entry(at).or_default();
                     sum.looked_at += 1;
-                    sum.waits += waits;
+                    sum.waits.append(&mut waits);
                 }
             }
             ("kvm_userspace_exit", Some("KVM_EXIT_MMIO")) => {
@@ -299,11 +304,12 @@ mod tests {
         ]);
         let at = |name, address| {
             let LockWaits { looked_at, waits } = seen.lock_waits(name, address);
-            (looked_at, waits)
+            (looked_at, waits.join(","))
         };
-        assert_eq!(at("vcpu1", 0xa00_1004), (1, 1));
-        assert_eq!(at("vcpu1", 0xa00_0004), (0, 0));
-        assert_eq!(at("vcpu0", 0xa00_1004), (0, 0));
+        let led = "eventfd_signal_mask kvm_io_bus_write ";
+        assert_eq!(at("vcpu1", 0xa00_1004), (1, led.to_owned()));
+        assert_eq!(at("vcpu1", 0xa00_0004), (0, String::new()));
+        assert_eq!(at("vcpu0", 0xa00_1004), (0, String::new()));
     }
 
     #[test]
