@@ -103,7 +103,8 @@ pub fn registers_in(file: File, place: RamPlace, served: &Served) -> anyhow::Res
 /// no such mapping.
 ///
 /// # Errors
-/// When this process may not look at that one, or not take its files.
+/// When this process may not look at that one, or not take its files; when there are several such
+/// files.
 fn shared_ram((pid, process): (u32, BorrowedFd<'_>), size: u64) -> anyhow::Result<Option<File>> {
     let refused = |error: io::Error| {
         anyhow!(
@@ -116,7 +117,7 @@ fn shared_ram((pid, process): (u32, BorrowedFd<'_>), size: u64) -> anyhow::Resul
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
         maps => maps.map_err(refused)?,
     };
-    let Some(inode) = maps.lines().find_map(|line| mapped_whole(line, size)) else {
+    let Some((device, inode)) = the_only_one(&maps, size)? else {
         return Ok(None);
     };
     let open = fs::read_dir(format!("/proc/{pid}/fd")).map_err(refused)?;
@@ -134,7 +135,8 @@ fn shared_ram((pid, process): (u32, BorrowedFd<'_>), size: u64) -> anyhow::Resul
         };
         // What a number stands for may have changed meanwhile.
         let found = file.metadata().map_err(refused)?;
-        if (found.ino(), found.len()) == (inode, size) && found.is_file() {
+        let is_it = (found.dev(), found.ino(), found.len()) == (device, inode, size);
+        if is_it && found.is_file() {
             return Ok(Some(file));
         }
     }
@@ -160,16 +162,36 @@ fn check_facts(facts: Result<PathFacts, String>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The inode that a line of `maps` has for a shared, writable mapping of `size` bytes from a file's
-/// start.
-fn mapped_whole(line: &str, size: u64) -> Option<u64> {
+/// Device and inode of the file of `size` bytes that is mapped whole by `maps`.
+///
+/// # Errors
+/// When several are.
+fn the_only_one(maps: &str, size: u64) -> anyhow::Result<Option<(u64, u64)>> {
+    let mut files = maps.lines().filter_map(|line| mapped_whole(line, size));
+    let first = files.next();
+    ensure!(
+        files.all(|file| Some(file) == first),
+        "QEMU shares several files of {} MiB; give its guest's RAM a size that no other has",
+        size >> 20
+    );
+    Ok(first)
+}
+
+/// Device and inode of the file that a line of `maps` has a shared, writable mapping of, `size` bytes
+/// from the file's start.
+fn mapped_whole(line: &str, size: u64) -> Option<(u64, u64)> {
+    let hex = |number| u64::from_str_radix(number, 16).ok();
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
-    let [start, end] = [start, end].map(|number| u64::from_str_radix(number, 16).ok());
     let (rights, offset) = (words.next()?, words.next()?);
-    let inode = words.nth(1)?.parse().ok()?;
-    let whole = end?.checked_sub(start?)? == size && u64::from_str_radix(offset, 16) == Ok(0);
-    (whole && rights == "rw-s" && inode != 0).then_some(inode)
+    let (major, minor) = words.next()?.split_once(':')?;
+    let device = libc::makedev(
+        u32::from_str_radix(major, 16).ok()?,
+        u32::from_str_radix(minor, 16).ok()?,
+    );
+    let inode = words.next()?.parse().ok()?;
+    let whole = hex(end)?.checked_sub(hex(start)?)? == size && hex(offset) == Some(0);
+    (whole && rights == "rw-s" && inode != 0).then_some((device, inode))
 }
 
 #[cfg(test)]
@@ -181,9 +203,10 @@ mod tests {
     #[test]
     fn a_whole_shared_mapping_is_the_ram() {
         let line = |rights: &str, offset: &str| {
-            format!("ffff8000-ffff9000 {rights} {offset} 00:01 77   /memfd:ram (deleted)")
+            format!("ffff8000-ffff9000 {rights} {offset} 00:1b 77   /memfd:ram (deleted)")
         };
-        assert_eq!(mapped_whole(&line("rw-s", "00000000"), 0x1000), Some(77));
+        let file = (libc::makedev(0, 0x1b), 77);
+        assert_eq!(mapped_whole(&line("rw-s", "00000000"), 0x1000), Some(file));
         for (rights, offset, size) in [
             ("rw-p", "00000000", 0x1000),
             ("r--s", "00000000", 0x1000),
@@ -197,6 +220,24 @@ mod tests {
             None
         );
         assert_eq!(mapped_whole("", 0x1000), None);
+    }
+
+    #[test]
+    fn two_files_of_the_rams_size_are_refused() {
+        let maps = |files: &[&str]| -> String {
+            let line = |file| format!("ffff8000-ffff9000 rw-s 00000000 {file} /memfd:ram\n");
+            files.iter().map(line).collect()
+        };
+        let file = Some((libc::makedev(0, 1), 77));
+        let found = |files: &[&str]| the_only_one(&maps(files), 0x1000);
+        assert_eq!(found(&[]).unwrap(), None);
+        assert_eq!(found(&["00:01 77"]).unwrap(), file);
+        // The same file, which QEMU has mapped twice.
+        assert_eq!(found(&["00:01 77", "00:01 77"]).unwrap(), file);
+        for other in ["00:01 78", "00:02 77"] {
+            let error = found(&["00:01 77", other]).unwrap_err().to_string();
+            assert!(error.contains("several files"), "{error}");
+        }
     }
 
     #[test]
