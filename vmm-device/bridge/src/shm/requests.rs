@@ -252,16 +252,19 @@ impl ShmRequests {
         left.collect()
     }
 
-    /// Carries out what each vCPU has requested, if any has; withdraws it while they are paused.
+    /// Carries out what each vCPU has requested, if any has, for a domain the highest; withdraws it
+    /// while they are paused.
     fn carry_out_all<A: Actuator, S: Source, E: Events>(&self, device: &Device<A, S, E>) {
         if self.all.paused.load(SeqCst) {
             return device.withdraw();
         }
-        for vcpu in (0..self.memory.vcpus()).map(VcpuId) {
-            let requested = self.memory.requested(vcpu);
-            if requested != 0 {
-                self.carry_out((vcpu, requested), device);
-            }
+        let all = (0..self.memory.vcpus()).map(VcpuId);
+        let all = all.map(|vcpu| (vcpu, self.memory.requested(vcpu)));
+        let mut all: Vec<_> = all.filter(|(_, requested)| *requested != 0).collect();
+        // Of a domain the last one counts. Which of its pages the guest has written last isn't known.
+        all.sort_by_key(|(_, requested)| *requested);
+        for request in all {
+            self.carry_out(request, device);
         }
     }
 }
@@ -432,6 +435,27 @@ mod tests {
         assert_eq!(answer_all(), [None; 2]);
         requests.all.carry_out();
         assert_eq!(answer_all(), [Some(1000), Some(500)]);
+    }
+
+    #[test]
+    fn a_domain_that_goes_on_has_the_highest_of_its_requests() {
+        let (_, device) = rung();
+        let mut config = device.config().clone();
+        config.vcpus[1].domain = DomainId(0);
+        for pages in [[1000, 500], [500, 1000], [1000, 0]] {
+            let memory = Arc::new(SharedMemory::create(&config).unwrap());
+            (0..)
+                .zip(pages)
+                .for_each(|(vcpu, khz)| memory.store_request(VcpuId(vcpu), khz));
+            let all = AllVcpus::new().unwrap();
+            let requests = ShmRequests::new(memory, [].into(), all, Arc::new(Silent));
+            let (actuator, source) = (RecordingActuator::default(), FixedSource::default());
+            let device = Device::new(config.clone(), actuator, source, NoEvents).unwrap();
+            requests.all.carry_out();
+            requests.drain_one(0, &device);
+            let status = device.domain_status(VcpuId(0)).unwrap();
+            assert_eq!(status.requested, Some(Khz(1000)), "{pages:?}");
+        }
     }
 
     #[test]
