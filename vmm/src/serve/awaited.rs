@@ -157,7 +157,7 @@ impl AwaitedVmm {
         let _alone = takeover::lock()?;
         let last = takeover::last_record(pid)?;
         let was_served = match last {
-            Some(vm) => takeover::is_of(&vm, &ram, place)?,
+            Some(vm) => takeover::is_of(&vm, &ram, place, served.vcpus.len())?,
             None => false,
         };
         if !was_served {

@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow, bail, ensure};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use vcpufreq_bridge::shm::SharedMemory;
 use vcpufreq_host::HostRoot;
@@ -177,9 +177,7 @@ fn take_over(
     }
     let host = KernelHost::from(&host);
     let count = vm.in_ram.map_or(vm.bells.len(), |pages| pages.vcpus.into());
-    if count != vcpus {
-        bail!("it has {count} vCPUs; start the server with --cpus {count}");
-    }
+    check_count(count, vcpus)?;
     let pid = vm.vmm.pid;
     let process = sys::pidfd_open(pid).context("it can't be watched")?;
     // The number was still its own when the file was opened.
@@ -223,14 +221,26 @@ fn check_unserved(vm: &KeptVm, host: &HostRoot) -> anyhow::Result<()> {
     }
 }
 
+fn check_count(count: usize, served: usize) -> anyhow::Result<()> {
+    ensure!(
+        count == served,
+        "it has {count} vCPUs; start the server with --cpus {count}"
+    );
+    Ok(())
+}
+
 /// Whether `vm` is the record of the pages at `place` in `ram`.
 ///
 /// # Errors
-/// As fstat(2).
-pub fn is_of(vm: &KeptVm, ram: &File, place: RamPlace) -> io::Result<bool> {
-    let ram = ram.metadata()?;
-    let is_there = vm.in_ram.is_some_and(|pages| pages.offset == place.offset);
-    Ok(is_there && vm.memory == (ram.dev(), ram.ino()))
+/// When it is, of another number of vCPUs than these; as fstat(2).
+pub fn is_of(vm: &KeptVm, ram: &File, place: RamPlace, vcpus: usize) -> anyhow::Result<bool> {
+    let ram = ram.metadata().context("the guest's RAM")?;
+    let there = vm.in_ram.filter(|pages| pages.offset == place.offset);
+    let there = there.filter(|_| vm.memory == (ram.dev(), ram.ino()));
+    if let Some(pages) = &there {
+        check_count(pages.vcpus.into(), vcpus)?;
+    }
+    Ok(there.is_some())
 }
 
 /// Keeps other servers from putting a VM on record, as long as the result lives. Before the first
@@ -420,5 +430,29 @@ mod tests {
         let handed: io::Result<Vec<_>> =
             handed.iter().map(BorrowedFd::try_clone_to_owned).collect();
         assert!(VmmFiles::among(&vm, &handed.unwrap()).unwrap().is_none());
+    }
+
+    #[test]
+    fn pages_in_ram_are_taken_with_their_number_of_vcpus() {
+        let ram = vcpufreq_host::memory_file(c"ram").unwrap();
+        let found = ram.metadata().unwrap();
+        let (offset, vcpus) = (1 << 20, 4);
+        let vm = KeptVm {
+            in_ram: Some(PagesInRam { offset, vcpus }),
+            vmm: owner_of(&HostRoot::default(), std::process::id()).unwrap(),
+            server: None,
+            socket: None,
+            memory: (found.dev(), found.ino()),
+            bells: Vec::new(),
+        };
+        let place = |offset| RamPlace {
+            base: 0,
+            offset,
+            size: 0,
+        };
+        assert!(is_of(&vm, &ram, place(offset), 4).unwrap());
+        assert!(!is_of(&vm, &ram, place(0), 2).unwrap());
+        let error = is_of(&vm, &ram, place(offset), 2).unwrap_err();
+        assert!(error.to_string().ends_with("--cpus 4"), "{error}");
     }
 }
