@@ -68,7 +68,7 @@ pub use facts::{
     CpuFacts, CpuPlace, CpufreqRegion, MachineFacts, Opp, OppTable, RESERVED, RegionKind,
 };
 pub use machine::Machine;
-pub use memory::{memory, registers_in_ram};
+pub use memory::{initrd, memory, registers_in_ram};
 pub use merge::{MergeNote, MergedTree, Seeds, merge};
 pub use merge_error::MergeError;
 pub use vm_fdt;

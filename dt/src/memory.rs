@@ -22,6 +22,18 @@ pub fn memory(base: &[u8]) -> Result<Vec<(u64, u64)>, TreeError> {
     Ok(nodes.flat_map(ranges).collect())
 }
 
+/// Address and end of the initrd that the `/chosen` of `base` names, in one cell or two each; none
+/// if it names none.
+///
+/// # Errors
+/// [`TreeError`] for a base that is invalid.
+pub fn initrd(base: &[u8]) -> Result<Option<(u64, u64)>, TreeError> {
+    let tree = Base::read(base)?;
+    let chosen = tree.root.children.iter().find(|node| node.name == "chosen");
+    let cells = |name| number(chosen?.property(name)?);
+    Ok(cells("linux,initrd-start").zip(cells("linux,initrd-end")))
+}
+
 /// The registers that `tree` has in the guest's RAM, as [`merge`](crate::merge()) writes them of a
 /// [`RegionKind::GuestRam`]; none if it has other registers, or none.
 ///
@@ -52,6 +64,14 @@ pub fn registers_in_ram(tree: &[u8]) -> Result<Option<CpufreqRegion>, TreeError>
 fn ranges(node: &BaseNode<'_>) -> Vec<(u64, u64)> {
     let reg = node.property("reg").unwrap_or_default();
     reg.chunks_exact(16).filter_map(range).collect()
+}
+
+fn number(cells: &[u8]) -> Option<u64> {
+    match cells.len() {
+        4 => Some(u32::from_be_bytes(cells.try_into().ok()?).into()),
+        8 => Some(u64::from_be_bytes(cells.try_into().ok()?)),
+        _ => None,
+    }
 }
 
 fn range(cells: &[u8]) -> Option<(u64, u64)> {

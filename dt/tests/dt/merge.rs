@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::{any, proptest};
 use vcpufreq_dt::vm_fdt::{FdtReserveEntry, FdtWriter, FdtWriterResult};
 use vcpufreq_dt::{
-    MAX_TREE, Machine, MergeError, RegionKind, Seeds, TreeError, dtb, memory, merge,
+    MAX_TREE, Machine, MergeError, RegionKind, Seeds, TreeError, dtb, initrd, memory, merge,
     registers_in_ram,
 };
 
@@ -247,6 +247,28 @@ fn the_ram_of_a_base_is_read() {
     assert_eq!(memory(&base).unwrap(), [(0x4000_0000, 0x1000_0000)]);
     assert_eq!(memory(&base_of(&CPUS)).unwrap(), []);
     assert!(memory(&base[..base.len() - 40]).is_err());
+}
+
+#[test]
+fn the_initrd_of_a_base_is_read() {
+    let with = |cells: [Vec<u8>; 2]| {
+        let base = tree_of(2, |fdt| {
+            let chosen = fdt.begin_node("chosen")?;
+            fdt.property("linux,initrd-start", &cells[0])?;
+            fdt.property("linux,initrd-end", &cells[1])?;
+            fdt.end_node(chosen)?;
+            write_base(fdt, &CPUS)
+        });
+        initrd(&base).unwrap()
+    };
+    let of = |number: u64| number.to_be_bytes().to_vec();
+    let (start, end) = (0x4800_0000, 0x4900_0001);
+    assert_eq!(with([of(start), of(end)]), Some((start, end)));
+    let short = [start, end].map(|number| of(number)[4..].to_vec());
+    assert_eq!(with(short), Some((start, end)));
+    assert_eq!(with([of(start), vec![1, 2, 3]]), None);
+    assert_eq!(initrd(&base_of(&CPUS)).unwrap(), None);
+    assert!(initrd(&base_of(&CPUS)[..40]).is_err());
 }
 
 #[test]

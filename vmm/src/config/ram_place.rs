@@ -2,10 +2,12 @@
 //! Where registers are in a guest's RAM: in its last aligned 2 MiB, which the guest's tree reserves.
 
 use anyhow::{Context, bail, ensure};
-use vcpufreq_dt::{RESERVED, memory, registers_in_ram};
+use vcpufreq_dt::{RESERVED, initrd, memory, registers_in_ram};
 
 use super::{VcpuConfig, topology};
 
+/// Bytes of the largest device tree that Linux takes on arm64, and what QEMU aligns it to.
+const MOST_OF_TREE: u64 = 2 << 20;
 /// How to make a tree that has them.
 const ANEW: &str = "make it anew by vcpufreq dt --in-ram --merge";
 
@@ -44,7 +46,24 @@ impl RamPlace {
     /// # Errors
     /// When it is no device tree; when its RAM is of no use.
     pub fn of_base(base: &[u8]) -> anyhow::Result<Self> {
-        Self::last_of(&memory(base).context("can't read the device tree")?)
+        const UNREADABLE: &str = "can't read the device tree";
+        let place = Self::last_of(&memory(base).context(UNREADABLE)?)?;
+        let initrd = initrd(base).context(UNREADABLE)?;
+        place.check_free_of(initrd.map_or(0, |(_, end)| end))?;
+        Ok(place)
+    }
+
+    /// Checks that neither an initrd with this end nor the tree behind it, in the next aligned 2 MiB,
+    /// is where the registers are. The source: QEMU's `hw/arm/boot.c`.
+    fn check_free_of(&self, initrd_end: u64) -> anyhow::Result<()> {
+        let behind = initrd_end.checked_next_multiple_of(MOST_OF_TREE);
+        let behind = behind.and_then(|tree| tree.checked_add(MOST_OF_TREE));
+        ensure!(
+            behind.is_some_and(|end| end <= self.base),
+            "the guest's initrd and device tree reach into the last 2 MiB of its RAM, where the \
+             registers go; give QEMU more by -m"
+        );
+        Ok(())
     }
 
     /// The last 2 MiB of these ranges of RAM, which is one range.
@@ -101,6 +120,17 @@ mod tests {
         ] {
             let error = RamPlace::last_of(ranges).unwrap_err().to_string();
             assert!(error.contains(line), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_initrd_that_reaches_the_registers_is_refused() {
+        let place = RamPlace::last_of(&[(GIB, 128 << 20)]).unwrap();
+        let free = |mib: u64| place.check_free_of(GIB + (mib << 20));
+        assert!(place.check_free_of(0).is_ok() && free(124).is_ok());
+        // Its tree comes to lie in the registers, it does itself, and it has no end.
+        for refused in [free(125), free(127), place.check_free_of(u64::MAX)] {
+            assert!(refused.unwrap_err().to_string().contains("more by -m"));
         }
     }
 
