@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -171,6 +172,7 @@ impl Backend for ShmBackend {
                 .filter(|_| watches)
                 .map(|watch| (watch, worker.epoll().clone())),
             worker: Mutex::new(Some(worker)),
+            warned: Warned::default(),
             embedder: embedder.clone(),
         };
         Ok((Box::new(path), offload))
@@ -193,7 +195,24 @@ struct ShmPath {
     /// Where no doorbell rings and no vCPU is real-time; and what wakes the worker.
     run_watch: Option<(Arc<RunWatch>, Arc<Epoll>)>,
     worker: Mutex<Option<Worker>>,
+    /// What is refused for one vCPU's thread is refused for all: one line of each kind.
+    warned: Warned,
     embedder: Arc<dyn Embedder>,
+}
+
+/// Whether it was said of the pCPUs' frequencies, and of when vCPUs run, that they aren't seen.
+#[derive(Default)]
+struct Warned {
+    frequencies: AtomicBool,
+    runs: AtomicBool,
+}
+
+impl ShmPath {
+    fn warn_once(&self, warned: &AtomicBool, text: &str) {
+        if !warned.swap(true, Relaxed) {
+            self.embedder.warn(text);
+        }
+    }
 }
 
 impl RunningBackend for ShmPath {
@@ -213,14 +232,13 @@ impl RunningBackend for ShmPath {
         let watched = self.perf_watch.as_ref();
         let watched = watched.map(|watch| watch.register_thread(vcpu, tid));
         if let Some(Err(why)) = watched {
-            let why = freshness(self.name, Err(&why));
-            self.embedder.warn(&format!("vCPU {vcpu}: {why}"));
+            self.warn_once(&self.warned.frequencies, &freshness(self.name, Err(&why)));
         }
         if let Some((watch, epoll)) = &self.run_watch {
             let watched = watch.register_thread(epoll, vcpu, tid);
             watched.unwrap_or_else(|why| {
                 let why = format!("perf events aren't permitted (CAP_PERFMON): {why}");
-                self.embedder.explain(&never_sleeps(self.name, &why));
+                self.warn_once(&self.warned.runs, &never_sleeps(self.name, &why));
             });
         }
         Ok(())

@@ -77,7 +77,7 @@ impl SharedMemory {
 
     /// The pages of so many vCPUs at byte `offset` of `file`, which is RAM of the guest. They stay as
     /// they are. A VMM that shortens a file of its own that isn't sealed ends the process that maps it
-    /// (SIGBUS); a guest can't.
+    /// (SIGBUS). So can a guest that gives huge pages back by a balloon, once the host has no more.
     ///
     /// # Errors
     /// `InvalidData` when the file ends before the pages do, or `offset` isn't a multiple of 64 KiB; an
