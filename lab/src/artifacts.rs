@@ -206,14 +206,19 @@ impl Artifacts {
         }
         archive.file(
             "lab/guest-initramfs",
-            &self.guest_initramfs(&guest_kernel, guest.parts)?,
+            &self.guest_initramfs((&guest_kernel, guest.flavor), guest.parts)?,
         )?;
         archive.finish()
     }
 
-    fn guest_initramfs(&self, kernel: &Kernel, parts: &[HostPart]) -> Result<Vec<u8>> {
+    fn guest_initramfs(
+        &self,
+        (kernel, flavor): (&Kernel, Flavor),
+        parts: &[HostPart],
+    ) -> Result<Vec<u8>> {
         let mut archive = self.base(kernel, parts, &[])?;
-        if parts.contains(&HostPart::DiskModules) {
+        // The kernel for protected guests has them built in.
+        if parts.contains(&HostPart::DiskModules) && flavor != Flavor::Protected {
             for path in tools::DISK_MODULES {
                 self.add_own_module(&mut archive, kernel, path)?;
             }

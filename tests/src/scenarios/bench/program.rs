@@ -24,7 +24,7 @@ const HTML: &str = "/run/ramp.html";
 const SPEED_MODEL: &str = "/sys/module/lab_cpufreq/parameters/speed_model";
 /// Of host and guest, HZ = 250.
 const TICK_US: u64 = 4_000;
-/// A guest's, for its disk.
+/// An ordinary guest's, for its disk.
 const DISK_MODULES: [&str; 4] = [
     "--guest-module",
     "/lab/modules/virtio_mmio.ko",
@@ -48,11 +48,14 @@ pub fn run(plan: &Plan, name: &str) -> Result<LabVerdict> {
     if plan.protected {
         options.push("--protected");
     }
-    // fio's guests have the host's device as a disk, and the modules for that.
+    // fio's guests have the host's device as a disk, and the modules for that, which the kernel of
+    // protected guests has built in.
     let fio = name.split(':').any(|word| word.starts_with("fio"));
     if fio {
         options.extend(["--disk", IO_DEVICE]);
-        options.extend(DISK_MODULES);
+        if !plan.protected {
+            options.extend(DISK_MODULES);
+        }
     }
     for word in name.split(':').skip(1) {
         if !word.starts_with("--") {
