@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 
 use vm_fdt::{FdtWriter, FdtWriterResult};
 
+use crate::base::{Base, TreeError};
 use crate::error::REGION_STRIDE;
 use crate::facts::{CpuFacts, CpufreqRegion, Opp, OppTable, RESERVED, RegionKind};
+use crate::flat::flatten;
 use crate::machine::Machine;
 use crate::node::{Node, NodeTarget, PropertyValue};
 use crate::power;
@@ -36,6 +38,8 @@ pub(crate) const REGISTERS: &str = "qemu,virtual-cpufreq";
 
 /// The node of ranges that a guest's kernel keeps off.
 pub(crate) const RESERVED_MEMORY: &str = "reserved-memory";
+/// What a fragment of an overlay adds to its target.
+pub(crate) const OVERLAY: &str = "__overlay__";
 
 /// The idle states of [`Nodes::idle_states`]: of a CPU, and of one for real-time work.
 pub(crate) const STANDBY: [&str; 2] = ["cpu-standby", "cpu-standby-rt"];
@@ -340,6 +344,24 @@ pub fn dtb(machine: &Machine) -> FdtWriterResult<Vec<u8>> {
 /// The tree of [`dtb`] as source, to be read, compiled or included.
 pub fn dts(machine: &Machine) -> String {
     format!("/dts-v1/;\n\n{}", standalone(machine))
+}
+
+/// An overlay that puts registers in a guest's RAM into a tree, as a VMM applies one that makes the tree
+/// itself: into `/reserved-memory`, and into a root whose addresses and sizes are two cells each.
+///
+/// # Errors
+/// None for one region; the type is the writer's.
+pub fn overlay(region: CpufreqRegion) -> Result<Vec<u8>, TreeError> {
+    let nodes = [reserved_memory(reserved(region)), cpufreq(region)];
+    let fragment = Node::new("fragment@0")
+        .with("target-path", PropertyValue::Text("/"))
+        .children([Node::new(OVERLAY).children(nodes)]);
+    // vm-fdt takes no name that begins with a line.
+    flatten(&Base {
+        reservations: Vec::new(),
+        boot_cpu: 0,
+        root: Node::new("").children([fragment]).into_base(),
+    })
 }
 
 fn standalone(machine: &Machine) -> Node {

@@ -62,7 +62,7 @@ mod phandles;
 mod power;
 
 pub use base::{MAX_TREE, TreeError};
-pub use emit::{Nodes, dtb, dts, write_cpufreq, write_cpus, write_opp_tables};
+pub use emit::{Nodes, dtb, dts, overlay, write_cpufreq, write_cpus, write_opp_tables};
 pub use error::{FactsError, MAX_CPUS, MAX_OPP_UW, MAX_OPPS, REGION_ALIGN, REGION_STRIDE};
 pub use facts::{
     CpuFacts, CpuPlace, CpufreqRegion, MachineFacts, Opp, OppTable, RESERVED, RegionKind,

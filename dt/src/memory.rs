@@ -3,7 +3,7 @@
 //! The RAM that another VMM's tree describes, and the registers in it.
 
 use crate::base::{Base, BaseNode, TreeError};
-use crate::emit::{REGISTERS, RESERVED_MEMORY};
+use crate::emit::{OVERLAY, REGISTERS, RESERVED_MEMORY};
 use crate::facts::{CpufreqRegion, RESERVED, RegionKind};
 use crate::phandles::has_two_cells;
 
@@ -34,20 +34,26 @@ pub fn initrd(base: &[u8]) -> Result<Option<(u64, u64)>, TreeError> {
     Ok(cells("linux,initrd-start").zip(cells("linux,initrd-end")))
 }
 
-/// The registers that `tree` has in the guest's RAM, as [`merge`](crate::merge()) writes them of a
-/// [`RegionKind::GuestRam`]; none if it has other registers, or none.
+/// The registers that `tree` has in the guest's RAM, as [`merge`](crate::merge()) or
+/// [`overlay`](crate::overlay()) writes them of a [`RegionKind::GuestRam`]; none if it has other
+/// registers, or none.
 ///
 /// # Errors
 /// [`TreeError`] for a tree that is invalid.
 pub fn registers_in_ram(tree: &[u8]) -> Result<Option<CpufreqRegion>, TreeError> {
     let tree = Base::read(tree)?;
-    let children = || tree.root.children.iter();
+    let overlays = tree.root.children.iter().flat_map(|node| &node.children);
+    let overlays = overlays.filter(|node| node.name == OVERLAY);
+    let mut roots = [&tree.root].into_iter().chain(overlays);
+    Ok(roots.find_map(registers_below))
+}
+
+fn registers_below(root: &BaseNode<'_>) -> Option<CpufreqRegion> {
+    let children = || root.children.iter();
     let compatible = [REGISTERS.as_bytes(), b"\0"].concat();
     let is_device = |node: &&BaseNode<'_>| node.property("compatible") == Some(&*compatible);
     let device = children().find(is_device);
-    let Some((base, size)) = device.and_then(|node| ranges(node).first().copied()) else {
-        return Ok(None);
-    };
+    let (base, size) = ranges(device?).first().copied()?;
     let reserved = children().filter(|node| node.name == RESERVED_MEMORY);
     let mut reserved = reserved.flat_map(|node| &node.children).flat_map(ranges);
     let region = CpufreqRegion {
@@ -55,9 +61,9 @@ pub fn registers_in_ram(tree: &[u8]) -> Result<Option<CpufreqRegion>, TreeError>
         size,
         kind: RegionKind::GuestRam,
     };
-    Ok(reserved
+    reserved
         .any(|range| range == (base, RESERVED))
-        .then_some(region))
+        .then_some(region)
 }
 
 /// Those of a node in whose parent they are two cells each.

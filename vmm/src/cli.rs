@@ -212,6 +212,8 @@ pub enum DtFormat {
     Dts,
     /// Flattened, as a VMM loads it.
     Dtb,
+    /// An overlay with the registers of --in-ram alone, for a VMM that makes its guest's tree itself.
+    Dtbo,
 }
 
 /// Options of `dt`.
@@ -232,7 +234,8 @@ pub struct DtArgs {
     /// finds by this tree
     #[arg(long, requires = "merge", conflicts_with = "base")]
     pub in_ram: bool,
-    /// Source text or the binary form [default: dts, with --merge dtb]
+    /// Source text, the binary form, or an overlay with the registers of --in-ram
+    /// alone [default: dts, with --merge dtb]
     #[arg(long, value_name = "FORM")]
     pub format: Option<DtFormat>,
     /// Address of the cpufreq registers, a multiple of 64 KiB [default: 0xa000000]

@@ -52,6 +52,11 @@ pub fn dt(args: &DtArgs, root: &HostRoot) -> anyhow::Result<Vec<u8>> {
         .context("can't describe these CPUs; correct --table, --capacity or --base")?;
     let has_registers = in_ram.is_some() || args.base.is_some();
     let printed = match (args.merge.as_deref().zip(tree.as_deref()), args.format) {
+        (_, Some(DtFormat::Dtbo)) => {
+            let region = cpufreq.filter(|_| in_ram.is_some());
+            let region = region.context("an overlay has the registers of --in-ram; give that")?;
+            vcpufreq_dt::overlay(region).context("can't make the overlay")?
+        }
         (Some(_), Some(DtFormat::Dts)) => bail!("--merge writes a dtb; leave --format dts out"),
         (Some((file, tree)), _) if has_registers => merged(file, tree, &machine)?,
         (Some((file, tree)), _) => merged(file, tree, &machine.without_cpufreq())?,
@@ -239,6 +244,12 @@ mod tests {
         let blob = printed(&[&vcpus[..], &[&merge, "--in-ram"]].concat()).unwrap();
         let place = RamPlace::of_tree(&blob, &of(&vcpus)).unwrap();
         assert_eq!((place.base, place.size), (0x43e0_0000, 64 << 20));
+        let overlay = ["--in-ram", "--format=dtbo", &merge];
+        let overlay = printed(&[&vcpus[..], &overlay].concat()).unwrap();
+        let region = vcpufreq_dt::registers_in_ram(&blob).unwrap();
+        assert_eq!(vcpufreq_dt::registers_in_ram(&overlay).unwrap(), region);
+        let error = printed(&["--format=dtbo"]).unwrap_err();
+        assert!(chain(&error).contains("--in-ram"), "{error:?}");
         let more: Vec<_> = of(&["--cpus=17"]);
         // As if they were of less RAM.
         let mut other = blob.clone();

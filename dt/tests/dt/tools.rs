@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use vcpufreq_dt::vm_fdt::{FdtWriter, FdtWriterResult};
-use vcpufreq_dt::{Machine, MergeNote, Nodes, Seeds, dtb, dts, merge};
-use vcpufreq_dt::{write_cpufreq, write_cpus, write_opp_tables};
+use vcpufreq_dt::{CpufreqRegion, Machine, MergeNote, Nodes, RegionKind, Seeds, dtb, dts, merge};
+use vcpufreq_dt::{overlay, registers_in_ram, write_cpufreq, write_cpus, write_opp_tables};
 
 use crate::blob::{read, read_resolved};
 use crate::dtc::{NO_DTC, compile, dtc, tool, tree_of_qemu};
@@ -68,6 +68,31 @@ fn dtc_takes_what_is_merged_with_the_tree_of_qemu() {
     );
     assert_eq!(tree["/cpus/cpu@3"]["operating-points-v2"], b"/opp-table-1");
     assert_eq!(tree["/cpus/cpu@0"]["compatible"], b"arm,cortex-a57\0");
+}
+
+#[test]
+fn the_overlay_puts_registers_into_the_tree_of_qemu() {
+    let (Some(base), Some(mut apply)) = (tree_of_qemu(), tool("fdtoverlay")) else {
+        println!("{NO_DTC}");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let [before, over, after] = ["base", "dtbo", "dtb"].map(|name| dir.path().join(name));
+    let region = CpufreqRegion {
+        base: 0x5fe0_0000,
+        size: 0x1_0000,
+        kind: RegionKind::GuestRam,
+    };
+    let blob = overlay(region).unwrap();
+    assert_eq!(registers_in_ram(&blob).unwrap(), Some(region));
+    fs::write(&before, &base).unwrap();
+    fs::write(&over, blob).unwrap();
+    let (input, output) = (apply.arg("-i").arg(&before), &after);
+    let applied = input.arg("-o").arg(output).arg(&over).output().unwrap();
+    assert!(applied.status.success(), "{applied:?}");
+    let tree = fs::read(&after).unwrap();
+    assert_eq!(registers_in_ram(&base).unwrap(), None);
+    assert_eq!(registers_in_ram(&tree).unwrap(), Some(region));
 }
 
 #[test]

@@ -34,7 +34,8 @@ fn number(name: &str) -> Option<usize> {
         let (number, accelerator) = rest.split_once('/')?;
         ["KVM", "TCG"].contains(&accelerator).then_some(number)
     });
-    qemu.or_else(|| name.strip_prefix("vcpu"))?.parse().ok()
+    let other = name.strip_prefix("crosvm_").unwrap_or(name);
+    qemu.or_else(|| other.strip_prefix("vcpu"))?.parse().ok()
 }
 
 #[cfg(test)]
@@ -57,6 +58,7 @@ mod tests {
             ["CPU 0/KVM", "CPU 1/KVM"],
             ["CPU 0/TCG", "CPU 1/TCG"],
             ["vcpu0", "vcpu1"],
+            ["crosvm_vcpu0", "crosvm_vcpu1"],
         ] {
             let host = host(&[
                 (7, "qemu-system-aar"),
