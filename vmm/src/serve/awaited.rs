@@ -2,28 +2,28 @@
 //! A VMM that doesn't connect: its guest has registers in its RAM, and the server looks for that.
 
 use std::{
-    ffi::OsString,
     fs,
     io::ErrorKind,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::{ffi::OsStringExt, fs::MetadataExt},
+        unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use nix::{
     sys::inotify::{AddWatchFlags, InitFlags, Inotify},
     unistd::geteuid,
 };
 
-use super::{Served, ServedVmm, WantedRam, check_coherent, ram_of, registers_in, takeover};
+use super::{
+    Served, ServedVmm, WantedRam, booted_tree, check_coherent, ram_of, registers_in, takeover,
+};
 use crate::{
     config::{ram_place::RamPlace, topology::read_tree},
     message::warn,
-    qemu_command::{Described, QemuCommand},
     signals::{EndSignals, Ready, is_ready, wait},
     sys,
 };
@@ -161,8 +161,8 @@ impl AwaitedVmm {
             None => false,
         };
         if !was_served {
-            // By now it is QEMU: a manager's child has its number before it becomes that.
-            check_command(pid, &self.tree)?;
+            // By now it is the VMM: a manager's child has its number before it becomes that.
+            booted_tree::check(pid, &self.tree)?;
         }
         let shared = registers_in(ram, place, served)?;
         let vmm = ServedVmm::with_ram(shared.clone(), (pid, process), was_served);
@@ -181,48 +181,6 @@ impl AwaitedVmm {
 
 fn has_ended(process: &OwnedFd) -> anyhow::Result<bool> {
     is_ready(&[process.as_fd()], Duration::ZERO, false)
-}
-
-/// Checks that QEMU of process `pid` has loaded the guest's kernel with `tree`: another guest uses the
-/// RAM in which the registers are to be.
-fn check_command(pid: u32, tree: &Path) -> anyhow::Result<()> {
-    let words = fs::read(format!("/proc/{pid}/cmdline")).context("it has ended")?;
-    let words = words.split(|byte| *byte == 0);
-    let words: Vec<_> = words
-        .map(|word| OsString::from_vec(word.to_vec()))
-        .collect();
-    let command = QemuCommand::of_process(&words)?;
-    ensure!(
-        !command.has_config_file(),
-        "what its -readconfig reads isn't known; give QEMU -kernel and -dtb on its command line"
-    );
-    ensure!(
-        command.kernel().is_some() && !command.has_firmware(),
-        "its guest starts with firmware, which uses the RAM that the registers are in; give QEMU -kernel"
-    );
-    let Described::ByFile(its_tree) = command.described() else {
-        bail!(
-            "its guest has another device tree; give QEMU -dtb {}",
-            tree.display()
-        )
-    };
-    let root = match its_tree.is_absolute() {
-        true => format!("/proc/{pid}/root"),
-        false => format!("/proc/{pid}/cwd"),
-    };
-    let its_file = Path::new(&root).join(its_tree.strip_prefix("/").unwrap_or(&its_tree));
-    let id_of = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino()));
-    let its_id = id_of(&its_file).with_context(|| {
-        let shown = its_tree.display();
-        format!("can't look at its -dtb {shown}; give QEMU an absolute path")
-    });
-    ensure!(
-        its_id? == id_of(tree)?,
-        "its guest has the device tree {}; give QEMU -dtb {}",
-        its_tree.display(),
-        tree.display()
-    );
-    Ok(())
 }
 
 /// The process that the file at `path` names, if it does, and that runs. The file is this user's, root's

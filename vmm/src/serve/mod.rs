@@ -11,6 +11,7 @@
 //! out the VM's requests.
 
 mod awaited;
+mod booted_tree;
 mod bridge;
 mod groups;
 mod guest_ram;
