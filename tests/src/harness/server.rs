@@ -2,7 +2,7 @@
 //! `vcpufreq serve` beside a guest of another VMM.
 
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::{Child, ChildStderr, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -28,7 +28,12 @@ pub struct ServeProcess {
 impl ServeProcess {
     /// Starts it; a VMM may connect when this returns, unless one is taken over.
     pub fn start(setup: &Setup) -> Result<Self> {
-        let mut child = serve(setup).stderr(Stdio::piped()).spawn()?;
+        Self::start_by(serve(setup))
+    }
+
+    /// The same by this command.
+    pub fn start_by(mut command: Command) -> Result<Self> {
+        let mut child = command.stderr(Stdio::piped()).spawn()?;
         let stderr = child.stderr.take().context("no stderr")?;
         let mut server = Self {
             child,

@@ -130,6 +130,14 @@ pub fn serve(setup: &Setup) -> Command {
     command
 }
 
+/// `vcpufreq serve` for process `pid`, whose guest has the registers of the tree `dtb` in its RAM.
+pub fn serve_in_ram(setup: &Setup, dtb: &str, pid: u32) -> Command {
+    let mut command = Command::new("/bin/vcpufreq");
+    command.args(["serve", "--dtb", dtb, "--pid", &pid.to_string()]);
+    bridge(&mut command, setup);
+    command
+}
+
 /// The options that `run`, `serve` and `qemu` have.
 fn bridge(command: &mut Command, setup: &Setup) {
     if !setup.silent {

@@ -2,11 +2,13 @@
 //! How the VMMs of `peer` are started, so that both give a guest the same vCPUs.
 
 use std::fs;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::harness::plan::first_cpus;
 use crate::harness::policy::Policy;
+use crate::harness::server::ServeProcess;
 use crate::harness::sysfs;
 use crate::harness::vm::Setup;
 use crate::harness::vmm;
@@ -15,6 +17,13 @@ use crate::harness::wait::{SOON, settled};
 /// A cgroup for each domain is in it, made before crosvm starts: it makes none.
 const GROUPS: &str = "/sys/fs/cgroup/cros";
 
+/// How the names of crosvm's rows with vcpufreq begin.
+pub const SERVED: &str = "vcpufreq serves crosvm";
+/// The tree that crosvm makes, the same with registers in RAM, and these alone.
+const BASE: &str = "/run/base.dtb";
+const TREE: &str = "/run/guest.dtb";
+const OVERLAY: &str = "/run/guest.dtbo";
+
 /// A VMM, and how it clamps.
 #[derive(Clone, Copy)]
 pub enum PeerVmm {
@@ -22,6 +31,8 @@ pub enum PeerVmm {
     Crosvm,
     /// By a cgroup for each domain.
     CrosvmGroups,
+    /// Without a device of its own: `vcpufreq serve` has the registers in its guest's RAM, and clamps so.
+    CrosvmServed(&'static str),
     /// One vCPU, on this policy, with frequencies of its own: only then is there a uclamp.max.
     CrosvmExact(usize),
     /// Its options.
@@ -39,6 +50,7 @@ impl PeerVmm {
             Self::Crosvm => "crosvm sched_setattr".to_owned(),
             Self::CrosvmGroups => "crosvm cgroup".to_owned(),
             Self::CrosvmExact(policy) => format!("crosvm exact {policy}"),
+            Self::CrosvmServed(clamp) => format!("{SERVED} {clamp}"),
             Self::Ours {
                 path,
                 clamp,
@@ -63,12 +75,13 @@ impl PeerVmm {
                 let options = ["--path", path, "--clamp", clamp, "--actuator", actuator];
                 (setup.with(&options).with(&["--rate-limit", "0"]), all)
             }
-            Self::Crosvm => (crosvm(policies, "")?, all),
+            Self::Crosvm => (with_device(crosvm(policies, "")?), all),
+            Self::CrosvmServed(_) => (in_ram(crosvm(policies, "")?, policies)?, all),
             Self::CrosvmGroups => {
                 make_groups(policies.len())?;
                 let domains: Vec<_> = (0..policies.len()).map(|n| format!("[{n}]")).collect();
                 let domains = format!(",freq-domains=[{}]", domains.join(","));
-                let setup = crosvm(policies, &domains)?;
+                let setup = with_device(crosvm(policies, &domains)?);
                 (setup.with(&["--vcpu-cgroup-path", GROUPS]), all)
             }
             Self::CrosvmExact(index) => {
@@ -77,7 +90,7 @@ impl PeerVmm {
                 // With the pCPU's own maximum it neither caps nor throttles.
                 *opps.last_mut().context("no OPP")? -= 1;
                 let opps: Vec<_> = opps.iter().map(u32::to_string).collect();
-                let setup = crosvm(std::slice::from_ref(policy), "")?;
+                let setup = with_device(crosvm(std::slice::from_ref(policy), "")?);
                 let table = format!("0={}", opps.join(","));
                 let setup = setup.with(&["--cpu-frequencies-khz", &table]);
                 (setup, vec![(0, policy.clone())])
@@ -114,8 +127,50 @@ fn crosvm(policies: &[Policy], domains: &str) -> Result<Setup> {
         &ratio,
         "--cpu-ipc-ratio",
         &ratio,
-        "--virt-cpufreq-upstream",
     ]))
+}
+
+/// With crosvm's own device.
+fn with_device(setup: Setup) -> Setup {
+    setup.with(&["--virt-cpufreq-upstream"])
+}
+
+/// With registers in its guest's RAM, by docs/qemu.md: crosvm dumps its tree, of which an overlay is made.
+fn in_ram(setup: Setup, policies: &[Policy]) -> Result<Setup> {
+    let dump = setup.clone().with(&["--dump-device-tree-blob", BASE]);
+    let mut dumping = vmm::command(&dump);
+    let mut dumping = dumping.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+    let size = || fs::metadata(BASE).map(|file| file.len());
+    let dumped = settled(SOON, || Ok(size()), |size| matches!(size, Ok(1..)));
+    dumping.kill()?;
+    dumping.wait()?;
+    dumped?.context(BASE)?;
+    fs::write(TREE, tree(policies, &[])?)?;
+    fs::write(OVERLAY, tree(policies, &["--format", "dtbo"])?)?;
+    Ok(setup.with(&["--device-tree-overlay", OVERLAY]))
+}
+
+fn tree(policies: &[Policy], form: &[&str]) -> Result<Vec<u8>> {
+    let mut dt = Command::new("/bin/vcpufreq");
+    dt.args(["dt", "--in-ram", "--merge", BASE]).args(form);
+    dt.args(["--cpus", &policies.len().to_string()]);
+    for (vcpu, policy) in policies.iter().enumerate() {
+        dt.args(["--pin", &format!("{vcpu}={}", policy.cpu())]);
+    }
+    let made = dt.output()?;
+    let said = String::from_utf8_lossy(&made.stderr);
+    ensure!(made.status.success(), "no tree: {said}");
+    Ok(made.stdout)
+}
+
+/// The server of such a guest.
+pub fn served(clamp: &str, policies: &[Policy], pid: u32) -> Result<ServeProcess> {
+    let setup = Setup {
+        silent: true,
+        ..Setup::mirroring(&first_cpus(policies))
+    };
+    let setup = setup.with(&["--clamp", clamp, "--rate-limit", "0"]);
+    ServeProcess::start_by(vmm::serve_in_ram(&setup, TREE, pid))
 }
 
 /// A policy's performance for each MHz, as the host's device tree has it.
