@@ -36,6 +36,9 @@ const OUR_WAYS: &[Named] = &[
     ("cgroup", "vcpufreq exit floor auto"),
 ];
 const OUR_EXACT: &[Named] = &[("", "vcpufreq bpf exact auto")];
+/// A crosvm without its device, by `vcpufreq serve`.
+const SERVED: &[Named] = &[("", "vcpufreq serves crosvm floor")];
+const SERVED_EXACT: &[Named] = &[("", "vcpufreq serves crosvm exact")];
 
 /// A row of the table.
 struct Compared {
@@ -44,6 +47,7 @@ struct Compared {
     input: usize,
     crosvm: &'static [Named],
     ours: &'static [Named],
+    served: &'static [Named],
     figures: Figures,
 }
 
@@ -54,6 +58,7 @@ impl Compared {
             input: 0,
             crosvm: PEER,
             ours: OURS,
+            served: SERVED,
             figures,
         }
     }
@@ -93,6 +98,7 @@ const TABLE: &[Compared] = &[
         input: 1,
         crosvm: PEER_EXACT,
         ours: OUR_EXACT,
+        served: SERVED_EXACT,
         ..Compared::paths(
             "exact clamps, busy vCPU, `4+3+1`: OPPs not at the request",
             |seen| of_all(&parts(seen, "exact"), ("opps_wrong", "opps")),
@@ -129,7 +135,12 @@ pub fn table(inputs: &[Value]) -> Option<String> {
         .iter()
         .filter_map(|it| compared(it, inputs.get(it.input)?))
         .collect();
-    let table = head(&["what (emulated)", "crosvm", "vcpufreq"]);
+    let table = head(&[
+        "what (emulated)",
+        "crosvm",
+        "vcpufreq",
+        "crosvm, registers in RAM by vcpufreq",
+    ]);
     (!compared.is_empty())
         .then(|| format!("Host with Linux {kernel}, `{first}`.\n\n{table}{compared}"))
 }
@@ -139,8 +150,10 @@ fn compared(one: &Compared, input: &Value) -> Option<String> {
     let ours = all_of(one, one.ours, input)?;
     let sizes = crosvm.iter().flat_map(|(_, own)| own).map(|own| own.size);
     let most = sizes.reduce(f64::max)?;
+    let served = all_of(one, one.served, input);
+    let served = served.map_or("-".to_owned(), |served| cell(&served, most));
     let what = one.what.to_owned();
-    Some(row([what, cell(&crosvm, most), cell(&ours, most)]))
+    Some(row([what, cell(&crosvm, most), cell(&ours, most), served]))
 }
 
 /// The figures of each of these.
@@ -287,6 +300,10 @@ mod tests {
             vmm("vcpufreq ioeventfd floor auto", of(5_380, 12, 12, 0)),
             vmm("vcpufreq bpf floor auto", of(6_188, 12, 12, 0)),
             vmm(thread, json!({ "dips": { "dips": 78, "changes": 102 } })),
+            vmm(
+                "vcpufreq serves crosvm floor",
+                json!({ "read_ns": [[11, 1], [11, 1]], "own": { "vmm_kib": 9_000 } }),
+            ),
         ]);
         let wrong = json!([{ "asked_khz": 3, "host_khz": 2 }]);
         let exact = |wrong: &Value| {
@@ -301,11 +318,11 @@ mod tests {
         let table = table(&[two, four]).unwrap();
         assert!(table.starts_with("Host with Linux 7.3, `crosvm 1`.\n"));
         for part in [
-            "| 990 | `exit` 500 and **1,100**; `ioeventfd`, `bpf` 12.0 |",
-            "| 1,025, 1,025 | `exit` 1,009, 1,009; `ioeventfd`, `bpf` 0, 0 |",
-            "| 2 of 18, 2 below | 0 of 9 |",
+            "| 990 | `exit` 500 and **1,100**; `ioeventfd`, `bpf` 12.0 | 11.0 |",
+            "| 1,025, 1,025 | `exit` 1,009, 1,009; `ioeventfd`, `bpf` 0, 0 | - |",
+            "| 2 of 18, 2 below | 0 of 9 | - |",
             "| sched_setattr 60 of 102; cgroup 0 of 102 | sched_setattr **78 of 102**; cgroup ",
-            "| 6,028 | `exit` 5,344; `ioeventfd` 5,380; `bpf` **6,188** |",
+            "| 6,028 | `exit` 5,344; `ioeventfd` 5,380; `bpf` **6,188** | **9,000** |",
             "idle hour [KiB] | 6,128 | `exit` 5,444; `ioeventfd` 5,480; `bpf` **6,288** |",
         ] {
             assert!(table.contains(part), "{part}: {table}");

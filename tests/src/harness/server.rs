@@ -28,11 +28,11 @@ pub struct ServeProcess {
 impl ServeProcess {
     /// Starts it; a VMM may connect when this returns, unless one is taken over.
     pub fn start(setup: &Setup) -> Result<Self> {
-        Self::start_by(serve(setup))
+        Self::start_by(serve(setup), &WAITS)
     }
 
-    /// The same by this command.
-    pub fn start_by(mut command: Command) -> Result<Self> {
+    /// One by this command, once it has printed one of these lines.
+    pub fn start_by(mut command: Command, lines: &[&str]) -> Result<Self> {
         let mut child = command.stderr(Stdio::piped()).spawn()?;
         let stderr = child.stderr.take().context("no stderr")?;
         let mut server = Self {
@@ -40,7 +40,7 @@ impl ServeProcess {
             stderr: BufReader::new(stderr),
             said: String::new(),
         };
-        while !WAITS.iter().any(|line| server.said.contains(line)) {
+        while !lines.iter().any(|line| server.said.contains(line)) {
             if server.stderr.read_line(&mut server.said)? == 0 {
                 bail!("the server has ended: {}", server.said.trim());
             }

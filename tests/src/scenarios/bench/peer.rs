@@ -197,7 +197,7 @@ impl PeerGuest {
         let bare_work_ns = median_work(&mut vm, *vcpu)?;
         let loading = now_us();
         let server = match vmm {
-            PeerVmm::CrosvmServed(clamp) => Some(served(clamp, policies, vm.pid())?),
+            PeerVmm::CrosvmServed(clamp) => Some(served(clamp, policies, &mut vm)?),
             _ => None,
         };
         let plan = Plan {

@@ -6,13 +6,13 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::harness::plan::first_cpus;
+use crate::harness::plan::{cur_perf, first_cpus, registers};
 use crate::harness::policy::Policy;
 use crate::harness::server::ServeProcess;
 use crate::harness::sysfs;
-use crate::harness::vm::Setup;
+use crate::harness::vm::{Setup, Vm};
 use crate::harness::vmm;
-use crate::harness::wait::{SOON, settled};
+use crate::harness::wait::{SOON, settled, wait_for};
 
 /// A cgroup for each domain is in it, made before crosvm starts: it makes none.
 const GROUPS: &str = "/sys/fs/cgroup/cros";
@@ -163,14 +163,20 @@ fn tree(policies: &[Policy], form: &[&str]) -> Result<Vec<u8>> {
     Ok(made.stdout)
 }
 
-/// The server of such a guest.
-pub fn served(clamp: &str, policies: &[Policy], pid: u32) -> Result<ServeProcess> {
+/// The server of such a guest, once that reads a frequency.
+pub fn served(clamp: &str, policies: &[Policy], vm: &mut Vm) -> Result<ServeProcess> {
     let setup = Setup {
         silent: true,
         ..Setup::mirroring(&first_cpus(policies))
     };
     let setup = setup.with(&["--clamp", clamp, "--rate-limit", "0"]);
-    ServeProcess::start_by(vmm::serve_in_ram(&setup, TREE, pid))
+    let command = vmm::serve_in_ram(&setup, TREE, vm.pid());
+    let server = ServeProcess::start_by(command, &["mirror CPUs"])?;
+    let base = registers(vm)?;
+    wait_for("its frequency", SOON, || {
+        Ok(Some(cur_perf(vm, base, 0)?).filter(|khz| *khz > 0))
+    })?;
+    Ok(server)
 }
 
 /// A policy's performance for each MHz, as the host's device tree has it.
