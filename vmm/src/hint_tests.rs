@@ -85,6 +85,7 @@ const ONLY: &[(&str, &str, &[&str])] = &[
     ("vmm/src/options/serve.rs", "socket", &["serve"]),
     ("vmm/src/options/serve.rs", "user", &["serve"]),
     ("vmm/src/serve/booted_tree.rs", "device-tree-overlay", &[]),
+    ("vmm/src/serve/booted_tree.rs", "fdt-position", &[]),
     ("vmm/src/serve/booted_tree.rs", "virt-cpufreq-upstream", &[]),
     ("vmm/src/serve/guest_ram.rs", "dtb", &["serve"]),
     ("vmm/src/serve/guest_ram.rs", "path", &["qemu"]),

@@ -86,6 +86,12 @@ fn check_crosvm(pid: u32, words: &[OsString], tree: &Path) -> anyhow::Result<()>
         !has("--protected-vm"),
         "a protected guest's RAM is its own; have crosvm's device instead: --virt-cpufreq-upstream"
     );
+    let place = values(words, "--fdt-position").pop();
+    ensure!(
+        place.is_some_and(|place| place != "end"),
+        "its guest's tree is in the RAM that the registers are in; give crosvm --fdt-position \
+         after-payload"
+    );
     let registers = registers_in_ram(&read_tree(tree)?)?;
     for overlay in overlays(words) {
         let shown = overlay.display();
@@ -105,18 +111,27 @@ fn check_crosvm(pid: u32, words: &[OsString], tree: &Path) -> anyhow::Result<()>
 
 /// The files of `--device-tree-overlay`, as crosvm takes it.
 fn overlays(words: &[OsString]) -> Vec<PathBuf> {
-    const OPTION: &str = "--device-tree-overlay";
+    let values = values(words, "--device-tree-overlay").into_iter();
+    let files = values.map(|value| {
+        let path = value.as_bytes().split(|byte| *byte == b',').next();
+        let path = path.unwrap_or_default();
+        let path = path.strip_prefix(b"path=").unwrap_or(path);
+        PathBuf::from(OsStr::from_bytes(path))
+    });
+    files.collect()
+}
+
+/// The values of an option, in order: behind it, or behind its `=`.
+fn values<'a>(words: &'a [OsString], option: &str) -> Vec<&'a OsStr> {
     let mut words = words.iter();
     let mut found = Vec::new();
     while let Some(word) = words.next() {
-        let value = match word.as_bytes().strip_prefix(OPTION.as_bytes()) {
-            Some(b"") => words.next().map(|word| word.as_bytes()),
-            Some(rest) => rest.strip_prefix(b"="),
+        let value = match word.as_bytes().strip_prefix(option.as_bytes()) {
+            Some(b"") => words.next().map(OsString::as_os_str),
+            Some(rest) => rest.strip_prefix(b"=").map(OsStr::from_bytes),
             None => None,
         };
-        let path = value.and_then(|value| value.split(|byte| *byte == b',').next());
-        let path = path.map(|path| path.strip_prefix(b"path=").unwrap_or(path));
-        found.extend(path.map(|path| PathBuf::from(OsStr::from_bytes(path))));
+        found.extend(value);
     }
     found
 }
@@ -177,8 +192,8 @@ mod tests {
             .map(|(name, base)| file(name, base));
         // A tree has them as an overlay does, but in its root.
         let checked = |options: &str| {
-            let line = words(&format!("crosvm run {options}"));
-            check_crosvm(std::process::id(), &line, &same)
+            let line = format!("crosvm run --fdt-position=after-payload {options}");
+            check_crosvm(std::process::id(), &words(&line), &same)
         };
         let of = |path: &Path| format!("--device-tree-overlay={}", path.display());
         assert!(checked(&of(&same)).is_ok());
@@ -187,6 +202,10 @@ mod tests {
             (of(&other), "its guest has no registers of"),
             ("Image".to_owned(), "--format dtbo"),
             (of(Path::new("/nowhere")), "can't read its"),
+            (
+                format!("{} --fdt-position end", of(&same)),
+                "--fdt-position after-payload",
+            ),
             (format!("{} --bios EFI", of(&same)), "give crosvm a kernel"),
             (
                 format!("{} --protected-vm-without-firmware", of(&same)),

@@ -137,6 +137,8 @@ fn with_device(setup: Setup) -> Setup {
 
 /// With registers in its guest's RAM, by docs/qemu.md: crosvm dumps its tree, of which an overlay is made.
 fn in_ram(setup: Setup, policies: &[Policy]) -> Result<Setup> {
+    // By itself it puts the tree where the registers go.
+    let setup = setup.with(&["--fdt-position", "after-payload"]);
     let dump = setup.clone().with(&["--dump-device-tree-blob", BASE]);
     let mut dumping = vmm::command(&dump);
     let mut dumping = dumping.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
