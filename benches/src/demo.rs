@@ -35,8 +35,8 @@ const BUSY_US: u32 = 250_000;
 /// A vCPU that is busy for so long has all of the utilization. Before it has its clamp's, schedutil
 /// holds the frequency of a CPU with a policy of its own that a task beside it has raised.
 const FULL: Duration = Duration::from_millis(250);
-/// How far a frequency may be from a made-up OPP: firmware's steps aren't known, and it reports what
-/// it has delivered.
+/// How far a frequency may be from a made-up OPP, since firmware's steps aren't known, and one that is
+/// measured from any.
 const WITHIN_PERCENT: u64 = 5;
 /// Requests of one OPP until its row counts as wrong: a task of the host's may run beside the vCPU.
 const TRIES: u32 = 5;
@@ -81,6 +81,11 @@ struct OppRow {
     tries: u32,
     /// The OPP is a step of a made-up table.
     made_up: bool,
+    /// The host's frequency is measured.
+    measured: bool,
+    /// Of the highest OPP, where frequencies are measured: the one below it, in kHz. The highest stands
+    /// for what the CPU reaches by itself, as its power and its neighbours permit.
+    below_highest: Option<u32>,
 }
 
 impl OppRow {
@@ -90,8 +95,12 @@ impl OppRow {
     }
 
     fn is_near(&self, khz: u32, wanted: u32) -> bool {
-        let within = if self.made_up { WITHIN_PERCENT } else { 0 };
-        u64::from(khz.abs_diff(wanted)) * 100 <= u64::from(wanted) * within
+        let by_percents = self.made_up || self.measured;
+        let within = if by_percents { WITHIN_PERCENT } else { 0 };
+        match self.below_highest {
+            Some(below) => u64::from(khz) * 100 >= u64::from(below) * (100 - within),
+            None => u64::from(khz.abs_diff(wanted)) * 100 <= u64::from(wanted) * within,
+        }
     }
 
     fn json(&self) -> Value {
@@ -99,7 +108,7 @@ impl OppRow {
             "vcpu": self.vcpu, "pcpu": self.pcpu, "asked_khz": self.asked,
             "wanted_khz": self.wanted, "uclamp": self.clamp, "host_khz": self.host,
             "guest_reads_khz": self.read, "tries": self.tries, "made_up": self.made_up,
-            "right": self.right(),
+            "measured": self.measured, "right": self.right(),
         })
     }
 }
@@ -282,7 +291,18 @@ fn request(
         read,
         tries: 1,
         made_up: cluster.made_up,
+        measured: cluster.measured,
+        below_highest: below_highest(cluster, wanted),
     })
+}
+
+/// The OPP below these, if they are the highest of a cluster whose frequency is measured.
+fn below_highest(cluster: &Cluster, wanted: [u32; 2]) -> Option<u32> {
+    let opps: Vec<u32> = cluster.opps_in_reach().collect();
+    match opps[..] {
+        [.., below, highest] if cluster.measured && wanted == [highest; 2] => Some(below),
+        _ => None,
+    }
 }
 
 /// The frequency that was seen at most of the looks; the middle one where they all differ.
@@ -356,6 +376,10 @@ fn verdict(machine: &BenchMachine, rows: &[OppRow]) -> String {
     let made_up_note = format!(
         "OPPs are steps that the demo made, since the host lists no frequencies; within {WITHIN_PERCENT} % is right"
     );
+    let measured = rows.iter().filter(|row| row.measured).count();
+    let measured_note = format!(
+        "frequencies are measured by the CPU's counters: within {WITHIN_PERCENT} % is right, and for the highest OPP all above the one below it"
+    );
     let notes = [
         (
             floors,
@@ -366,6 +390,7 @@ fn verdict(machine: &BenchMachine, rows: &[OppRow]) -> String {
             "OPPs are beyond scaling_min_freq and scaling_max_freq, and were not requested",
         ),
         (made_up, &made_up_note),
+        (measured, &measured_note),
         (
             alike,
             "clusters are equal to one of these, and were not tried",
@@ -417,6 +442,8 @@ mod tests {
             read: 900_000,
             tries: 1,
             made_up: false,
+            measured: false,
+            below_highest: None,
         };
         assert!(row.right());
         let wrong = [
@@ -453,6 +480,26 @@ mod tests {
                 text.contains("1 OPPs are steps") && text.contains("within 5 %"),
                 "{text}"
             );
+        }
+        let measured = OppRow {
+            measured: true,
+            ..row
+        };
+        for (host, at_top, right) in [
+            (945_000, None, true),
+            (946_000, None, false),
+            // acpi-cpufreq's turbo is 1 MHz above the OPP below it.
+            (1_400_000, Some(899_000), true),
+            (854_000, Some(899_000), false),
+        ] {
+            let row = OppRow {
+                host,
+                read: host,
+                below_highest: at_top,
+                ..measured
+            };
+            assert_eq!(row.right(), right, "{host}");
+            assert!(verdict(&machine(), &[row]).contains("1 frequencies are measured"));
         }
         assert_eq!(at_least(&[600_000, 900_000], 700_000), 900_000);
         assert_eq!(at_least(&[600_000, 900_000], 950_000), 900_000);

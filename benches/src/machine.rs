@@ -31,6 +31,8 @@ pub struct Cluster {
     pub opps_khz: Vec<u32>,
     /// These are not the driver's, but steps between the policy's limits.
     pub made_up: bool,
+    /// What the kernel tells of its frequency is what the CPU has delivered, by counters.
+    pub measured: bool,
     /// Power of a busy CPU at each frequency, kHz and µW; empty where the
     /// kernel has no energy model.
     pub power: Vec<(u32, u32)>,
@@ -232,6 +234,7 @@ fn no_uclamp(uclamp: io::Result<()>) -> Option<String> {
 fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<Cluster> {
     let online = cpus.online();
     let has_profile = root.path(RT_RECORD).exists();
+    let measured = measures(root);
     missing.extend(chosen_by_cpus(&cpus.policies));
     let mut found = Vec::new();
     for policy in &cpus.policies {
@@ -267,6 +270,7 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
         found.push(Cluster {
             opps_khz: policy.opps.iter().map(|opp| opp.khz).collect(),
             made_up: false,
+            measured,
             power: power.filter_map(|opp| Some((opp.khz, opp.uw?))).collect(),
             governor: policy.governor.clone(),
             capacity: cpus.cpu(first).map_or(1024, Pcpu::capacity_or_full),
@@ -280,6 +284,13 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
     }
     found.sort_by_key(|cluster| (cluster.capacity, cluster.cpus.clone()));
     found
+}
+
+/// Whether `scaling_cur_freq` is measured, by APERF and MPERF (`arch_freq_get_on_cpu()` of x86).
+fn measures(root: &HostRoot) -> bool {
+    let processors = root.text("proc/cpuinfo").unwrap_or_default();
+    let mut flags = processors.lines().filter(|line| line.starts_with("flags"));
+    flags.any(|line| line.split_whitespace().any(|flag| flag == "aperfmperf"))
 }
 
 /// The line of a host whose CPUs choose their frequency themselves, as `doctor` has it.
@@ -437,6 +448,22 @@ mod tests {
             host.write(&format!("{dir}/scaling_max_freq"), "3000000");
         }
         host
+    }
+
+    #[test]
+    fn frequencies_are_measured_where_the_cpu_counts() {
+        let host = host();
+        let measured = || {
+            let machine = BenchMachine::at(&host.root(), None, Vec::new()).unwrap();
+            machine.clusters.iter().all(|cluster| cluster.measured)
+        };
+        for (flags, expected) in [("fpu aperfmperf", true), ("fpu noaperfmperf", false)] {
+            host.write(
+                "proc/cpuinfo",
+                format!("processor\t: 0\nflags\t\t: {flags}\n"),
+            );
+            assert_eq!(measured(), expected, "{flags}");
+        }
     }
 
     #[test]

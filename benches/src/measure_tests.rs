@@ -27,6 +27,7 @@ pub fn machine() -> BenchMachine {
         khz,
         opps_khz: vec![khz.0, khz.1],
         made_up: false,
+        measured: false,
         power: vec![(khz.0, 100), (khz.1, 1000)],
         governor: SCHEDUTIL.to_owned(),
         cur_freq: PathBuf::new(),
