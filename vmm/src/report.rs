@@ -84,9 +84,10 @@ fn private(root: &HostRoot, args: &BenchArgs) -> Vec<(String, &'static str)> {
         initrd,
         guest_module,
         cgroup_parent,
+        disk,
         ..
     } = &args.guest;
-    let files = [kernel, initrd, &args.qemu, &args.out, &args.html];
+    let files = [kernel, initrd, disk, &args.qemu, &args.out, &args.html];
     let files = files.into_iter().flatten().cloned();
     let files = files.chain(std::env::current_exe());
     // Options are behind the path.
@@ -221,6 +222,17 @@ mod tests {
             (Some("why"), 1)
         );
         assert!(part(Ok(None)).text.contains("see doctor"));
+    }
+
+    #[test]
+    fn no_file_has_the_folder_of_a_disk() {
+        let line = ["vcpufreq", "report", "--disk", "/srv/Jo Doe/disk"];
+        let words = line.into_iter().map(OsString::from);
+        let Command::Report(args) = Cli::read(words.collect()).unwrap().command else {
+            unreachable!("the command above")
+        };
+        let private = private(&FakeHost::two_plus_two().root(), &args);
+        assert!(private.iter().any(|(text, _)| text == "/srv/Jo Doe/"));
     }
 
     #[test]
