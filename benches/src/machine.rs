@@ -303,6 +303,31 @@ fn chosen_by_cpus(policies: &[CpufreqPolicy]) -> Option<String> {
     ))
 }
 
+/// The line of a host whose frequencies change without an event of the kernel's: by
+/// `cpufreq_driver_adjust_perf()` schedutil tells these drivers a performance.
+pub fn untraced(root: &HostRoot) -> Option<String> {
+    let policies = HostCpus::read(root).policies;
+    policies.iter().find_map(|policy| untraced_by(root, policy))
+}
+
+fn untraced_by(root: &HostRoot, policy: &CpufreqPolicy) -> Option<String> {
+    let preference = format!(
+        "sys/devices/system/cpu/cpufreq/policy{}/energy_performance_preference",
+        policy.id
+    );
+    // Which intel_cpufreq has with HWP alone, as that call.
+    let word = match policy.driver.as_str() {
+        "amd-pstate" => "amd_pstate=disable",
+        "intel_cpufreq" if root.path(preference).exists() => "intel_pstate=disable",
+        _ => return None,
+    };
+    Some(format!(
+        "{} changes frequencies without the event power:cpu_frequency, by which bench sees them; boot \
+         with {word} for acpi-cpufreq (demo needs no event)",
+        policy.driver
+    ))
+}
+
 /// Why a policy that has another governor can't have schedutil meanwhile.
 fn stays_without_schedutil(
     policy: &CpufreqPolicy,
@@ -448,6 +473,23 @@ mod tests {
             host.write(&format!("{dir}/scaling_max_freq"), "3000000");
         }
         host
+    }
+
+    #[test]
+    fn drivers_without_events_are_named() {
+        let host = host();
+        let line = |driver: &str| {
+            host.write(&format!("{POLICY}/scaling_driver"), format!("{driver}\n"));
+            untraced(&host.root()).unwrap_or_default()
+        };
+        assert_eq!(line("acpi-cpufreq") + &line("intel_cpufreq"), "");
+        assert!(line("amd-pstate").contains("boot with amd_pstate=disable"));
+        host.write(
+            &format!("{POLICY}/energy_performance_preference"),
+            "performance",
+        );
+        assert!(line("intel_cpufreq").contains("boot with intel_pstate=disable"));
+        assert_eq!(line("acpi-cpufreq"), "");
     }
 
     #[test]

@@ -6,6 +6,8 @@ use vcpufreq_host::{HostCpus, HostRoot};
 use super::policies::numbers;
 
 const CPUFREQ: &str = "/sys/devices/system/cpu/cpufreq";
+/// How amd-pstate works (Documentation/admin-guide/pm/amd-pstate.rst).
+pub const AMD_PSTATE: &str = "/sys/devices/system/cpu/amd_pstate/status";
 /// The slice of the units that come with the program.
 const SLICE: &str = "/sys/fs/cgroup/vcpufreq.slice/cpu.uclamp.min";
 
@@ -16,6 +18,8 @@ pub struct BoardFacts {
     pub no_schedutil: Vec<u32>,
     /// Numbers of policies whose firmware selects autonomously.
     pub auto_select: Vec<u32>,
+    /// amd-pstate gives firmware the least performance alone.
+    pub is_guided: bool,
     /// Where boost is turned off, if it is on: the file of all policies, else those of some.
     pub boosting: Option<String>,
     /// Where cgroup v1 has the cpu controller.
@@ -50,6 +54,7 @@ impl BoardFacts {
             auto_select: ids()
                 .filter(|id| is_on(&file(*id, "auto_select")))
                 .collect(),
+            is_guided: root.text(AMD_PSTATE).as_deref() == Some("guided"),
             boosting,
             cgroup_v1: cgroup_v1(&root.text("proc/self/mounts").unwrap_or_default()),
             capped: root

@@ -5,6 +5,7 @@
 use vcpufreq_device::Headroom;
 use vcpufreq_host::{CpufreqPolicy, NEEDS_UCLAMP};
 
+use super::board::AMD_PSTATE;
 use super::finding::{DoctorFinding, Level};
 use super::floor;
 use super::policies::{numbers, per_policy};
@@ -82,12 +83,13 @@ pub fn table() -> String {
 }
 
 /// All of them.
-pub const ALL: [Trap; 17] = [
+pub const ALL: [Trap; 18] = [
     UCLAMP,
     SCHEDUTIL,
     GOVERNOR,
     FIRMWARE,
     AUTONOMOUS,
+    GUIDED,
     HINT,
     BOOST,
     CAP,
@@ -103,6 +105,8 @@ pub const ALL: [Trap; 17] = [
 ];
 
 const NO_PLACE: &str = "";
+/// Drivers that tell firmware a performance, and not an OPP.
+const FIRMWARE_DRIVERS: [&str; 4] = ["cppc_cpufreq", "scmi", "amd-pstate", "intel_cpufreq"];
 
 /// A trap without a place; the others override it.
 const TRAP: Trap = Trap {
@@ -198,16 +202,29 @@ const AUTONOMOUS: Trap = Trap {
     ..TRAP
 };
 
+const GUIDED: Trap = Trap {
+    name: "guided",
+    cause: "amd-pstate is guided",
+    effect: "firmware may run a higher frequency than schedutil chooses",
+    change: "echo passive > {}",
+    place: AMD_PSTATE,
+    kernel: "6.4",
+    found: |facts| {
+        let guided = facts.board.is_guided;
+        guided.then(|| FoundTrap::new("amd-pstate is guided", AMD_PSTATE))
+    },
+    ..TRAP
+};
+
 const HINT: Trap = Trap {
     name: "firmware hint",
-    cause: "cppc_cpufreq or scmi drives the frequency",
+    cause: "cppc_cpufreq, scmi, amd-pstate or intel_cpufreq drives the frequency",
     effect: "firmware may run another frequency than schedutil chooses",
     change: "compare OPPs and frequencies in vcpufreq top; without OPPs give run a --table (demo makes \
              its own)",
-    kernel: "CONFIG_ACPI_CPPC_CPUFREQ, CONFIG_ARM_SCMI_CPUFREQ",
+    kernel: "CONFIG_ACPI_CPPC_CPUFREQ, CONFIG_ARM_SCMI_CPUFREQ; PCs",
     found: |facts| {
-        let hinted =
-            |policy: &CpufreqPolicy| matches!(policy.driver.as_str(), "cppc_cpufreq" | "scmi");
+        let hinted = |policy: &CpufreqPolicy| FIRMWARE_DRIVERS.contains(&policy.driver.as_str());
         let without = |policy: &CpufreqPolicy| hinted(policy) && policy.opps.is_empty();
         let what = drivers(facts, hinted)?;
         let opps = match drivers(facts, without) {
@@ -413,7 +430,7 @@ fn boost_off(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
 /// Findings that only a host with the trap has; other functions of the doctor have the rest.
 pub(super) fn findings(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
     let traps = [
-        AUTONOMOUS, HINT, BOOST, CGROUP_V1, SLICE, LOCKDOWN, PROTECTED, GIC,
+        AUTONOMOUS, GUIDED, HINT, BOOST, CGROUP_V1, SLICE, LOCKDOWN, PROTECTED, GIC,
     ];
     let found = traps.into_iter().filter_map(|trap| trap.look(facts));
     caps(facts).chain(boost_off(facts)).chain(found)
