@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `vcpufreq run` with kernel and initrd and nothing else: cur_perf follows the pCPU by
-//! each path. With pins it mirrors their pCPUs, and reports that in its first line.
+//! each path. With pins it mirrors their pCPUs, and reports that in its first line. The same of
+//! `vcpufreq qemu` before a QEMU command line, by the path that it chooses.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -15,6 +16,7 @@ use crate::harness::plan::{Plan, cur_perf, first_cpus, last_of, registers};
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm};
+use crate::harness::vmm::Vmm;
 
 /// The best that the host offers, which is `bpf`, and the others.
 const PATHS: [&[&str]; 3] = [&[], &["--path", "exit"], &["--path", "ioeventfd"]];
@@ -22,19 +24,23 @@ const PATHS: [&[&str]; 3] = [&[], &["--path", "exit"], &["--path", "ioeventfd"]]
 const TABLE_LEN: u64 = 0x08;
 const DOMAIN: u64 = 0x14;
 
-pub fn run(_plan: &Plan) -> Result<LabVerdict> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
     for policy in &policies {
         sysfs::write(format!("{}/scaling_governor", policy.path), "userspace")?;
     }
-    let unpinned: Vec<Value> = PATHS
+    let paths = match plan.vmm {
+        Vmm::Qemu => &PATHS[..1],
+        _ => &PATHS[..],
+    };
+    let unpinned: Vec<Value> = paths
         .iter()
-        .map(|path| follows(&policies, path).with_context(|| format!("{path:?}")))
+        .map(|path| follows(plan, &policies, path).with_context(|| format!("{path:?}")))
         .collect::<Result<_>>()?;
     for policy in &policies {
         sysfs::write(format!("{}/scaling_governor", policy.path), "schedutil")?;
     }
-    let pinned = mirrors(&policies)
+    let pinned = mirrors(plan, &policies)
         .unwrap_or_else(|error| json!({ "right": false, "error": format!("{error:#}") }));
     let figures = json!({ "unpinned": unpinned, "pinned": pinned });
     Ok(LabVerdict::with_figures(figures)
@@ -46,27 +52,39 @@ pub fn run(_plan: &Plan) -> Result<LabVerdict> {
 const QUIET: [&str; 2] = ["--cmdline", "console=ttyS0 quiet"];
 
 /// A guest with these options and no others.
-fn bare(vcpus: usize, options: &[String]) -> Result<Vm> {
+fn bare(plan: &Plan, pins: &[String], options: &[&str]) -> Result<Vm> {
     let setup = Setup {
-        pins: vec![String::new(); vcpus],
+        vmm: plan.vmm,
+        pins: pins.to_vec(),
+        silent: true,
         ..Setup::default()
     };
+    if plan.vmm == Vmm::Qemu {
+        return Vm::boot(&setup.with(options));
+    }
     Vm::boot_prepared(&setup, |command| {
         *command = Command::new("/bin/vcpufreq");
         command
             .args(["run", "--kernel", "/lab/guest-kernel"])
             .args(["--initrd", "/lab/guest-initramfs"])
             .args(options);
+        // One without a pin is what there is without options.
+        if pins.iter().any(|pin| !pin.is_empty()) {
+            command.args(["--cpus", &pins.len().to_string()]);
+        }
+        let pins = pins.iter().enumerate().filter(|(_, pin)| !pin.is_empty());
+        for (vcpu, pin) in pins {
+            command.args(["--pin", &format!("{vcpu}={pin}")]);
+        }
     })
 }
 
 /// Has the vCPU on a pCPU of each policy in turn, forces that to each of its frequencies, up
 /// and down, and compares cur_perf with what docs/design.md makes of it.
-fn follows(policies: &[Policy], path: &[&str]) -> Result<Value> {
+fn follows(plan: &Plan, policies: &[Policy], path: &[&str]) -> Result<Value> {
     let (_, like) = last_of(policies)?;
     let quiet: &[&str] = if path.is_empty() { &[] } else { &QUIET };
-    let options = path.iter().chain(quiet).map(|word| (*word).to_owned());
-    let mut vm = bare(1, &options.collect::<Vec<_>>())?;
+    let mut vm = bare(plan, &[String::new()], &[path, quiet].concat())?;
     let base = registers(&mut vm)?;
     let (mut compared, mut wrong) = (0, Vec::new());
     for policy in policies {
@@ -97,15 +115,17 @@ fn follows(policies: &[Policy], path: &[&str]) -> Result<Value> {
 
 /// With nothing but a pin for each vCPU they have their pCPUs' tables, and a domain for each policy;
 /// with `--host-topology=false` they have none.
-fn mirrors(policies: &[Policy]) -> Result<Value> {
-    let mut options: Vec<String> = QUIET.map(str::to_owned).into();
-    options.extend(["--cpus".to_owned(), policies.len().to_string()]);
-    for (vcpu, pcpu) in first_cpus(policies).iter().enumerate() {
-        options.extend(["--pin".to_owned(), format!("{vcpu}={pcpu}")]);
-    }
-    let mirrored = tables(policies, &options)?;
-    options.push("--host-topology=false".to_owned());
-    let plain = tables(policies, &options)?;
+fn mirrors(plan: &Plan, policies: &[Policy]) -> Result<Value> {
+    let quiet = match plan.vmm {
+        Vmm::Qemu => &[][..],
+        _ => &QUIET,
+    };
+    let mirrored = tables(plan, policies, quiet)?;
+    let plain = tables(
+        plan,
+        policies,
+        &[quiet, &["--host-topology=false"]].concat(),
+    )?;
     let domains = mirrored["domains"].as_array().into_iter().flatten();
     let domains: BTreeSet<_> = domains.filter_map(Value::as_u64).collect();
     let lens: Vec<_> = policies.iter().map(|policy| policy.opps.len()).collect();
@@ -118,8 +138,9 @@ fn mirrors(policies: &[Policy]) -> Result<Value> {
     Ok(json!({ "right": right, "mirrored": mirrored, "plain": plain }))
 }
 
-fn tables(policies: &[Policy], options: &[String]) -> Result<Value> {
-    let mut vm = bare(policies.len(), options)?;
+fn tables(plan: &Plan, policies: &[Policy], options: &[&str]) -> Result<Value> {
+    let pins: Vec<String> = first_cpus(policies).iter().map(u32::to_string).collect();
+    let mut vm = bare(plan, &pins, options)?;
     let base = registers(&mut vm)?;
     let mut read = |offset| -> Result<Vec<u64>> {
         let vcpus = 0..u64::try_from(policies.len())?;
