@@ -13,6 +13,8 @@ pub struct Mark {
     pub us: u64,
     /// The pCPU that the load was on.
     pub cpu: u32,
+    /// Another process' moment: see [`Stamp::told`](vcpufreq_load::load_log::Stamp::told).
+    pub told: bool,
 }
 
 /// The marks of a log. `offset_ns` makes host's time of the load's, `pcpu_of`
@@ -30,6 +32,7 @@ pub fn marks(
             name: stamp.name.clone(),
             us,
             cpu: pcpu_of(stamp.cpu, us).with_context(wrong)?,
+            told: stamp.told,
         })
     };
     log.marks.iter().map(mark).collect()
@@ -66,6 +69,7 @@ mod tests {
             name: "start".to_owned(),
             us: 6,
             cpu: 6,
+            told: false,
         };
         assert_eq!(read(1).unwrap(), [start]);
         let mut log = LoadLog::default();

@@ -177,12 +177,13 @@ impl Observed {
 
     /// Why the state at the start wasn't the settled one: governors that
     /// didn't come down, or a frequency that rose before the load did. Beside
-    /// another load, or held high, no frequency is where it rests.
+    /// another load, or held high, no frequency is where it rests, nor where another process tells of
+    /// the start: it has worked before.
     pub fn not_settled(&self, machine: &BenchMachine, scenario: &Scenario) -> Option<Unsettled> {
         if self.unsettled.is_some() || !scenario.starts_low() {
             return self.unsettled.clone();
         }
-        let start = self.start()?;
+        let start = self.start().filter(|start| !start.told)?;
         let own = machine.cluster_of(start.cpu)?;
         let number = machine
             .clusters
@@ -206,8 +207,12 @@ impl Observed {
     }
 
     /// Since when the load's thread has had the pCPU of a mark. It may be
-    /// switched to after the mark by as much as the clocks can be off.
+    /// switched to after the mark by as much as the clocks can be off. What another process has told
+    /// is when that began.
     pub fn since(&self, mark: &Mark) -> u64 {
+        if mark.told {
+            return mark.us;
+        }
         let mut since = mark.us;
         for switch in self
             .seen

@@ -48,7 +48,12 @@ pub fn machine() -> BenchMachine {
 
 fn mark(name: &str, us: u64, cpu: u32) -> Mark {
     let name = name.to_owned();
-    Mark { name, us, cpu }
+    Mark {
+        name,
+        us,
+        cpu,
+        told: false,
+    }
 }
 
 pub fn change(time_us: u64, cpu: u32, khz: u32) -> FrequencyEvent {
@@ -234,6 +239,18 @@ fn of_three_clusters_either_larger_one_is_a_migration() {
     let figure = |metric: Metric| metric.measure(&three, &moved, None);
     assert_eq!(figure(Metric::Migrate), Some(1000));
     assert_eq!(figure(Metric::ToBig), Some(3000));
+}
+
+#[test]
+fn a_start_that_another_process_tells_is_that_moment() {
+    let ramp = SCENARIOS.iter().find(|one| one.starts_low()).unwrap();
+    let mut load = observed(1, &[]);
+    load.khz_before[1] = 1700;
+    assert_eq!(load.start().map(|mark| mark.us), Some(1000));
+    assert!(load.not_settled(&machine(), ramp).is_some());
+    load.marks[0].told = true;
+    assert_eq!(load.start().map(|mark| mark.us), Some(1050));
+    assert_eq!(load.not_settled(&machine(), ramp), None);
 }
 
 #[test]

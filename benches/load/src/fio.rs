@@ -86,8 +86,8 @@ impl FioJob {
         let ago = |ms: u64| now_ns().saturating_sub(now_ms.saturating_sub(ms) * 1_000_000);
         let (start_ms, took_ms, done) = self.read(&report)?;
         ensure!(done == count, "fio did {done} of {count} requests");
-        log.mark_at("start", ago(start_ms));
-        log.mark_at("end", ago(start_ms + took_ms));
+        log.mark_told("start", ago(start_ms));
+        log.mark_told("end", ago(start_ms + took_ms));
         log.figure("done", done);
         Ok(())
     }

@@ -17,6 +17,9 @@ pub struct Stamp {
     pub ns: u64,
     /// The CPU.
     pub cpu: usize,
+    /// It is another process' moment, which that has told; the CPU is where this one heard of it.
+    #[serde(default)]
+    pub told: bool,
 }
 
 /// A frame, or another piece of work that is due by a time.
@@ -46,15 +49,20 @@ pub struct LoadLog {
 impl LoadLog {
     /// Logs the time under a name.
     pub fn mark(&mut self, name: &str) {
-        self.mark_at(name, now_ns());
+        self.push(name, now_ns(), false);
     }
 
-    /// Logs another time of the same clock under a name.
-    pub fn mark_at(&mut self, name: &str, ns: u64) {
+    /// Logs a time of the same clock that another process has told.
+    pub fn mark_told(&mut self, name: &str, ns: u64) {
+        self.push(name, ns, true);
+    }
+
+    fn push(&mut self, name: &str, ns: u64, told: bool) {
         self.marks.push(Stamp {
             name: name.to_owned(),
             ns,
             cpu: sched_getcpu().unwrap_or(0),
+            told,
         });
     }
 
