@@ -136,6 +136,47 @@ pub fn protected(inputs: &[Value]) -> Option<String> {
     Some(table)
 }
 
+/// Requests of fio, of the host, of a guest and of a protected one.
+pub fn fio(inputs: &[Value]) -> Option<String> {
+    let of = |host| Some(&lab::result(inputs.first()?, host, "bench:fio")?["report"]);
+    let (plain, protected) = (of("2+2")?, of("2+2 protected")?);
+    let mut table = head(&[
+        "fio (emulated)",
+        "host [1/s; mJ]",
+        "vm: % of the host's",
+        "vm+bridge",
+        "protected vm",
+        "protected vm+bridge",
+    ]);
+    for job in FIO_JOBS {
+        let [score, energy] = ["score", "energy"].map(|what| format!("{job}.{what}"));
+        let figure = |report, metric: &str, variant: &str| {
+            find(report, ("fio", metric), variant)?["median"].as_f64()
+        };
+        let host = |metric: &str| figure(plain, metric, "host").map(|value| value / 1000.0);
+        let host = format!("{:.0}; {:.1}", host(&score)?, host(&energy)?);
+        let guest = |report, variant| {
+            let percent = |metric: &str| {
+                let (own, host) = (
+                    figure(report, metric, variant)?,
+                    figure(report, metric, "host")?,
+                );
+                Some(100.0 * own / host)
+            };
+            Some(format!("{:.0}; {:.0}", percent(&score)?, percent(&energy)?))
+        };
+        let mut cells = vec![job.to_owned(), host];
+        for report in [plain, protected] {
+            cells.extend([guest(report, "vm")?, guest(report, "vm+bridge")?]);
+        }
+        table += &row(cells);
+    }
+    Some(table)
+}
+
+/// Jobs of the bench's scenario fio.
+const FIO_JOBS: [&str; 4] = ["seq_read", "seq_write", "rand_read", "rand_write"];
+
 /// Cases of contended that have a needed frequency which is not there from the start.
 const CONTENDED: [&str; 8] = [
     "new25",
@@ -260,5 +301,33 @@ mod tests {
             None,
             "of some scenarios alone"
         );
+    }
+
+    #[test]
+    fn fio_is_of_an_ordinary_and_a_protected_guest() {
+        let row = |metric: String, variant: &str, median: u32| json!({ "scenario": "fio", "metric": metric, "variant": variant, "median": median });
+        let report = |bridge| {
+            let all = FIO_JOBS.iter().flat_map(|job| {
+                ["score", "energy"].into_iter().flat_map(move |what| {
+                    let of = move |variant, median| row(format!("{job}.{what}"), variant, median);
+                    [
+                        of("host", 200_000),
+                        of("vm", 100_000),
+                        of("vm+bridge", bridge),
+                    ]
+                })
+            });
+            json!({ "results": all.collect::<Vec<_>>() })
+        };
+        let of = |host: &str, bridge| json!({ "host": host, "result": { "scenario": "bench:fio", "report": report(bridge) } });
+        let both = json!({ "results": [
+            of("2+2 host GICv3", 190_000), of("2+2 host GICv3 protected", 180_000),
+        ] });
+        let table = fio(&[both]).unwrap();
+        let line = "| seq_read | 200; 200.0 | 50; 50 | 95; 95 | 50; 50 | 90; 90 |\n";
+        assert!(table.contains(line), "{table}");
+        assert_eq!(table.lines().count(), 6);
+        let plain = json!({ "results": [of("2+2 host GICv3", 190_000)] });
+        assert_eq!(fio(&[plain]), None);
     }
 }

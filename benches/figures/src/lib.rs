@@ -63,6 +63,7 @@ const TABLES: &[(&str, &[&str], Make)] = &[
     ("contended-ways", &["test-long.json"], lab::contended_ways),
     ("side-channel", &["test-long.json"], lab::side_channel),
     ("bench-protected", &["test-long.json"], bench::protected),
+    ("fio", &["test-long.json"], bench::fio),
     ("disk-and-network", &["test-long.json"], rt::io),
     ("rt-latency", &["test-long.json"], rt::latency),
     ("rt-loop", &["test-long.json"], rt::periodic_loop),
