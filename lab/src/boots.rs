@@ -563,7 +563,7 @@ const BOOTS: &[Boot] = &[
     },
     Boot {
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 110, "2+2", &["tune", "guest-limits"])
+        ..boot(Long, 130, "2+2", &["tune", "guest-limits", "default-run"])
     },
     // A guest with the kernel's own driver, and no device.
     Boot {
@@ -571,6 +571,11 @@ const BOOTS: &[Boot] = &[
         driver: Mainline,
         path: Some("ram"),
         ..boot(Long, 300, "2+2", &["demo", "qemu-moves", "qemu-life"])
+    },
+    Boot {
+        vmm: GuestVmm::Qemu,
+        path: Some("ram"),
+        ..boot(Long, 150, "2+2", &["opps-exact", "flood"])
     },
     boot(Long, 70, "2+2", &["qemu-service"]).with(&[Qemu, Systemd]),
     // An x86-64 host.
@@ -651,7 +656,13 @@ const BOOTS: &[Boot] = &[
     Boot {
         arch: X86_64,
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 240, "hybrid", &["flood"])
+        ..boot(Long, 280, "hybrid", &["flood", "default-run"])
+    },
+    Boot {
+        sampled: &["opps-floor", "unpinned"],
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(Long, 240, "pc", &["flood", "default-run"])
     },
     Boot {
         arch: X86_64,
