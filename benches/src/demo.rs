@@ -35,8 +35,8 @@ const BUSY_US: u32 = 250_000;
 /// A vCPU that is busy for so long has all of the utilization. Before it has its clamp's, schedutil
 /// holds the frequency of a CPU with a policy of its own that a task beside it has raised.
 const FULL: Duration = Duration::from_millis(250);
-/// How far a frequency may be from a made-up OPP: firmware's steps aren't known, and it reports what
-/// it has delivered.
+/// How far a frequency may be from a made-up OPP, whose steps firmware doesn't have, and from any where
+/// it is measured: by the clock of a PC's TSC, which is none of the steps, and for the last tick.
 const WITHIN_PERCENT: u64 = 5;
 /// Requests of one OPP until its row counts as wrong: a task of the host's may run beside the vCPU.
 const TRIES: u32 = 5;
@@ -51,6 +51,9 @@ const LIMITS: &str = match cfg!(target_arch = "aarch64") {
          always at full speed\n"
     }
 };
+
+/// Of a machine that measures, above the table.
+const MEASURED: &str = "Frequencies are measured by APERF and MPERF: within 5 % is right, and turbo may exceed the highest\n";
 
 /// Options of `demo`.
 #[derive(Debug, Args)]
@@ -81,6 +84,10 @@ struct OppRow {
     tries: u32,
     /// The OPP is a step of a made-up table.
     made_up: bool,
+    /// The frequencies were measured.
+    measured: bool,
+    /// What the highest OPP of a machine that measures has to reach: turbo has no frequency of its own.
+    turbo_from: Option<u32>,
 }
 
 impl OppRow {
@@ -90,8 +97,13 @@ impl OppRow {
     }
 
     fn is_near(&self, khz: u32, wanted: u32) -> bool {
-        let within = if self.made_up { WITHIN_PERCENT } else { 0 };
-        u64::from(khz.abs_diff(wanted)) * 100 <= u64::from(wanted) * within
+        let is_near = self.made_up || self.measured;
+        let within = if is_near { WITHIN_PERCENT } else { 0 };
+        let off = match self.turbo_from {
+            Some(least) => least.saturating_sub(khz),
+            None => khz.abs_diff(wanted),
+        };
+        u64::from(off) * 100 <= u64::from(wanted) * within
     }
 
     fn json(&self) -> Value {
@@ -99,7 +111,7 @@ impl OppRow {
             "vcpu": self.vcpu, "pcpu": self.pcpu, "asked_khz": self.asked,
             "wanted_khz": self.wanted, "uclamp": self.clamp, "host_khz": self.host,
             "guest_reads_khz": self.read, "tries": self.tries, "made_up": self.made_up,
-            "right": self.right(),
+            "measured": self.measured, "right": self.right(),
         })
     }
 }
@@ -185,10 +197,7 @@ fn sweep(
     let cluster = machine
         .cluster_of(pcpu)
         .context("a vCPU without a cluster")?;
-    let others = machine.cpus().into_iter().filter(|cpu| *cpu != pcpu);
-    // One of another cluster, if there is one.
-    let other = others.min_by_key(|cpu| cluster.cpus.contains(cpu));
-    if let Some(other) = other {
+    if let Some(other) = machine.aside_of(pcpu) {
         let own = [std::process::id()];
         // Where a cpuset forbids that, a row takes more tries.
         let _ = keep_aside(guest.processes.iter().copied().chain(own), other);
@@ -201,17 +210,19 @@ fn sweep(
     let each = opps.iter().chain(opps.iter().rev().skip(1));
     each.map(|&asked| {
         let wanted = wanted(host_opps, asked, floor);
-        let mut row = request(
-            guest,
-            vcpu,
-            cluster,
-            (asked, wanted),
-            (base, Duration::ZERO),
-        )?;
+        let turbo_from = turbo_from(machine.measured, cluster.made_up, &opps, asked);
+        let mut request = |tries, busy_before| -> Result<OppRow> {
+            let of = (asked, wanted);
+            Ok(OppRow {
+                tries,
+                measured: machine.measured,
+                turbo_from,
+                ..request(guest, vcpu, cluster, of, (base, busy_before))?
+            })
+        };
+        let mut row = request(1, Duration::ZERO)?;
         while !row.right() && row.tries < TRIES {
-            let tries = row.tries + 1;
-            row = request(guest, vcpu, cluster, (asked, wanted), (base, FULL))?;
-            row.tries = tries;
+            row = request(row.tries + 1, FULL)?;
         }
         Ok(row)
     })
@@ -245,6 +256,15 @@ fn wanted(opps: &[u32], asked: u32, floor: Option<&PolicyFloor>) -> [u32; 2] {
         Reserved::Default(_) => [asked, reserved],
         _ => [reserved; 2],
     }
+}
+
+/// What the highest of these OPPs has to reach where frequencies are measured. It stands for turbo, as
+/// acpi-cpufreq's (1 MHz above the next), or is the highest one of turbo, as the last made-up step: what
+/// turbo gives depends on heat and on other cores.
+fn turbo_from(measured: bool, made_up: bool, opps: &[u32], asked: u32) -> Option<u32> {
+    let is_last = measured && opps.last() == Some(&asked);
+    let below = opps.iter().rev().nth(usize::from(made_up));
+    is_last.then(|| below.copied().unwrap_or(asked))
 }
 
 fn request(
@@ -282,6 +302,8 @@ fn request(
         read,
         tries: 1,
         made_up: cluster.made_up,
+        measured: false,
+        turbo_from: None,
     })
 }
 
@@ -316,8 +338,9 @@ fn clamp_of(tid: i32) -> Option<(u32, u32)> {
 
 fn text(machine: &BenchMachine, kernel: &str, rows: &[OppRow]) -> String {
     let mhz = |khz: u32| khz / 1000;
+    let measured = if machine.measured { MEASURED } else { "" };
     let mut text = format!(
-        "\n{}: Linux {}; guest: Linux {kernel}, a busy vCPU on a CPU of each cluster\n{LIMITS}\n\
+        "\n{}: Linux {}; guest: Linux {kernel}, a busy vCPU on a CPU of each cluster\n{LIMITS}{measured}\n\
          \x20 vCPU  pCPU | guest asks   uclamp of thread   host runs at   guest reads\n\
          \x20            |      [MHz]          [0..1024]          [MHz]         [MHz]\n",
         machine.board, machine.kernel
@@ -382,7 +405,7 @@ fn verdict(machine: &BenchMachine, rows: &[OppRow]) -> String {
 #[cfg(test)]
 mod tests {
     //! Promises: a row is right when host and guest have the wanted frequency, or are near one of a
-    //! made-up table; the clamp is the effective one; a look at another frequency doesn't outvote the
+    //! made-up table, or of any where they are measured; the clamp is the effective one; a look at another frequency doesn't outvote the
     //! others; a guest's policy makes a request before it gets `userspace`.
     use super::*;
     use crate::measure_tests::machine;
@@ -417,6 +440,8 @@ mod tests {
             read: 900_000,
             tries: 1,
             made_up: false,
+            measured: false,
+            turbo_from: None,
         };
         assert!(row.right());
         let wrong = [
@@ -456,6 +481,47 @@ mod tests {
         }
         assert_eq!(at_least(&[600_000, 900_000], 700_000), 900_000);
         assert_eq!(at_least(&[600_000, 900_000], 950_000), 900_000);
+    }
+
+    #[test]
+    fn what_is_measured_is_near_and_turbo_is_above() {
+        let opps = [1_600_000, 2_800_000, 2_801_000];
+        let row = |made_up, asked, [host, read]: [u32; 2]| OppRow {
+            vcpu: 0,
+            pcpu: 0,
+            asked,
+            wanted: [asked; 2],
+            clamp: None,
+            host,
+            read,
+            tries: 1,
+            made_up,
+            measured: true,
+            turbo_from: turbo_from(true, made_up, &opps, asked),
+        };
+        for (made_up, asked, seen, right) in [
+            (false, 1_600_000, [1_596_132, 1_680_000], true),
+            (false, 1_600_000, [1_596_132, 1_681_000], false),
+            (false, 2_800_000, [2_600_000, 2_800_000], false),
+            // acpi-cpufreq's turbo, and one that the firmware keeps off.
+            (false, 2_801_000, [3_412_000, 2_801_000], true),
+            (false, 2_801_000, [2_793_000, 2_793_000], true),
+            (false, 2_801_000, [2_600_000, 2_801_000], false),
+            (true, 2_801_000, [2_700_000, 2_801_000], true),
+        ] {
+            assert_eq!(
+                row(made_up, asked, seen).right(),
+                right,
+                "{asked}: {seen:?}"
+            );
+        }
+        assert_eq!(turbo_from(false, true, &opps, 2_801_000), None);
+        let measured = BenchMachine {
+            measured: true,
+            ..machine()
+        };
+        let heads = [machine(), measured].map(|one| text(&one, "", &[]).contains("APERF"));
+        assert_eq!(heads, [false, true]);
     }
 
     #[test]

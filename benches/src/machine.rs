@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The host that is measured: its clusters, and what it lacks for measuring.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use vcpufreq_host::{CpufreqPolicy, HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, uclamp_available};
+use vcpufreq_host::{
+    CpufreqPolicy, HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, measures_frequency, uclamp_available,
+};
 
 use crate::args::GuestArgs;
 
@@ -87,6 +90,10 @@ impl Cluster {
 pub struct BenchMachine {
     /// Its clusters, capacity rising: the first is little, the last big.
     pub clusters: Vec<Cluster>,
+    /// The core of each CPU, where the kernel shows it.
+    pub cores: BTreeMap<u32, u32>,
+    /// Whether frequencies that are read were measured, not set.
+    pub measured: bool,
     /// Its kernel's release.
     pub kernel: String,
     /// Its name: the device tree's model, or the firmware's.
@@ -127,7 +134,9 @@ impl BenchMachine {
         args: Option<&GuestArgs>,
         mut missing: Vec<String>,
     ) -> Result<Self, Vec<String>> {
-        let clusters = clusters(root, &HostCpus::read(root), &mut missing);
+        let cpus = HostCpus::read(root);
+        let clusters = clusters(root, &cpus, &mut missing);
+        let cores = cpus.cpus.iter().filter_map(|cpu| Some((cpu.id, cpu.core?)));
         let guest = match args {
             Some(args) => guest_files(args, &mut missing),
             None => Some(GuestFiles::default()),
@@ -136,6 +145,8 @@ impl BenchMachine {
         match guest {
             Some(guest) if missing.is_empty() => Ok(Self {
                 clusters,
+                cores: cores.collect(),
+                measured: measures_frequency(root),
                 kernel: text("proc/sys/kernel/osrelease"),
                 board: board(root).unwrap_or("this host".to_owned()),
                 guest,
@@ -190,6 +201,18 @@ impl BenchMachine {
             .collect();
         cpus.sort_unstable();
         cpus
+    }
+
+    /// Where other work disturbs this CPU least: not on its core, whose threads share a clock, and in
+    /// another cluster, if there is one.
+    pub fn aside_of(&self, cpu: u32) -> Option<u32> {
+        let core = |cpu: &u32| self.cores.get(cpu).copied();
+        let own = self.cluster_of(cpu)?;
+        let others = self.cpus().into_iter().filter(|other| *other != cpu);
+        others.min_by_key(|other| {
+            let is_sibling = core(other).is_some() && core(other) == core(&cpu);
+            (is_sibling, own.cpus.contains(other))
+        })
     }
 
     /// The cluster of a CPU.
@@ -454,6 +477,26 @@ mod tests {
         assert!(board.clusters.iter().all(|cluster| !cluster.made_up));
         assert_eq!(board.one_of_each_kind().cpus(), [0, 2]);
         assert_eq!(super::steps((7, 9)), [7, 9]);
+    }
+
+    #[test]
+    fn other_work_is_on_another_core() {
+        let host = server();
+        for (cpu, threads) in [(0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3")] {
+            let list = format!("sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list");
+            host.write(&list, threads);
+        }
+        let checked = |host: &FakeHost| BenchMachine::at(&host.root(), None, Vec::new()).unwrap();
+        let server = checked(&host);
+        assert_eq!(
+            [0, 1, 2].map(|cpu| server.aside_of(cpu)),
+            [Some(2), Some(2), Some(0)]
+        );
+        assert!(!server.measured);
+        host.write("proc/cpuinfo", "flags\t: aperfmperf\n");
+        assert!(checked(&host).measured);
+        let board = checked(&super::tests::host());
+        assert_eq!([0, 3].map(|cpu| board.aside_of(cpu)), [Some(2), Some(0)]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! Figures from made-up traces: what counts as the start, as reached, as
 //! kept, and what never comes about.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::load_log::Mark;
@@ -34,6 +35,8 @@ pub fn machine() -> BenchMachine {
     let file = PathBuf::new;
     BenchMachine {
         clusters: vec![cluster(0, 329, (600, 1800)), cluster(1, 1024, (700, 2800))],
+        cores: BTreeMap::new(),
+        measured: false,
         kernel: String::new(),
         board: String::new(),
         guest: GuestFiles {
