@@ -82,11 +82,13 @@ pub fn table() -> String {
 }
 
 /// All of them.
-pub const ALL: [Trap; 17] = [
+pub const ALL: [Trap; 19] = [
     UCLAMP,
     SCHEDUTIL,
     GOVERNOR,
     FIRMWARE,
+    GUIDED,
+    EVENTS,
     AUTONOMOUS,
     HINT,
     BOOST,
@@ -180,6 +182,34 @@ pub(super) const FIRMWARE: Trap = Trap {
         let policies = facts.cpus.policies.iter();
         let word = policies.filter_map(CpufreqPolicy::passive_by).next()?;
         Some(FoundTrap::new(drivers(facts, chooses_itself)?, word))
+    },
+    ..TRAP
+};
+
+const GUIDED: Trap = Trap {
+    name: "guided",
+    cause: "amd_pstate is guided",
+    effect: "a request is the lowest frequency alone: the CPU may run faster",
+    change: "echo passive > /sys/devices/system/cpu/amd_pstate/status, then choose schedutil",
+    kernel: "amd_pstate=guided 6.4",
+    found: |facts| {
+        let guided = facts.board.guided;
+        guided.then(|| FoundTrap::new("amd_pstate is guided", NO_PLACE))
+    },
+    ..TRAP
+};
+
+const EVENTS: Trap = Trap {
+    name: "frequency events",
+    cause: "amd-pstate, or intel_cpufreq with HWP, sets frequencies without the event cpu_frequency",
+    effect: "bench can't measure, trace has no frequencies, and a guest reads its own 4 ms late",
+    change: "none, or boot with amd_pstate=disable or intel_pstate=no_hwp",
+    kernel: "5.11; amd-pstate 5.17",
+    level: Level::Good,
+    found: |facts| {
+        let silent = |policy: &CpufreqPolicy| policy.without_events;
+        let what = format!("none by {}", drivers(facts, silent)?);
+        Some(FoundTrap::new(what, NO_PLACE))
     },
     ..TRAP
 };
@@ -413,7 +443,7 @@ fn boost_off(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
 /// Findings that only a host with the trap has; other functions of the doctor have the rest.
 pub(super) fn findings(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
     let traps = [
-        AUTONOMOUS, HINT, BOOST, CGROUP_V1, SLICE, LOCKDOWN, PROTECTED, GIC,
+        GUIDED, EVENTS, AUTONOMOUS, HINT, BOOST, CGROUP_V1, SLICE, LOCKDOWN, PROTECTED, GIC,
     ];
     let found = traps.into_iter().filter_map(|trap| trap.look(facts));
     caps(facts).chain(boost_off(facts)).chain(found)
