@@ -19,7 +19,7 @@ use vcpufreq_host::{HostCpus, HostRoot, PolicyFloor, Reserved, effective_clamp, 
 use crate::args::GuestArgs;
 use crate::findings::{Findings, LACKS, lacks, print, write};
 use crate::freq_limits::FreqLimits;
-use crate::guest::{Guest, keep_aside};
+use crate::guest::{Guest, LIMITS, keep_aside};
 use crate::load_client::LoadClient;
 use crate::machine::{BenchMachine, Cluster};
 use crate::undo;
@@ -42,15 +42,6 @@ const WITHIN_PERCENT: u64 = 5;
 const TRIES: u32 = 5;
 /// The guest's driver claims the registers; this lets the load program map them too.
 const CMDLINE: &str = "iomem=relaxed";
-
-/// What a guest can't have on this architecture, above the table.
-const LIMITS: &str = match cfg!(target_arch = "aarch64") {
-    true => "",
-    false => {
-        "An x86-64 guest has neither frequency invariance nor capacities: it takes its CPUs for equal, and \
-         always at full speed\n"
-    }
-};
 
 /// Of a machine that measures, above the table.
 const MEASURED: &str = "Frequencies are measured by APERF and MPERF: within 5 % is right, and turbo may exceed the highest\n";

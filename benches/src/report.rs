@@ -39,6 +39,16 @@ pub struct BenchReport {
     host: BTreeMap<String, HostKhz>,
 }
 
+/// A guest's vCPUs.
+const VCPUS: &str = match cfg!(target_arch = "aarch64") {
+    true => {
+        "one for each pCPU, pinned to it, with its capacity; of plain and pinned without, of plain not pinned"
+    }
+    false => {
+        "one for each pCPU, pinned to it, without capacities and frequency invariance; of plain not pinned"
+    }
+};
+
 impl BenchReport {
     /// An empty one.
     pub fn new(machine: &BenchMachine, args: &BenchArgs) -> Self {
@@ -54,7 +64,7 @@ impl BenchReport {
             "host_kernel": machine.kernel, "board": machine.board, "governor": SCHEDUTIL,
             "clusters": clusters, "repeats": args.repeats.unwrap_or(PLAIN.repeats),
             "path": args.guest.path, "qemu": qemu_name(machine), "clamp": args.clamp, "speed_model": args.speed_switch.is_some(),
-            "vcpus": "one for each pCPU, pinned to it, with its capacity; of plain and pinned without, of plain not pinned",
+            "vcpus": VCPUS,
             "periodic_work_us": duty_cycle::DUTIES.map(|duty| duty_cycle::run_us(duty, machine.big())),
             "work_load": SCENARIOS.iter().filter(|one| one.name == "work" && one.hold == Hold::No)
                 .map(|one| (one.case, one.steps.concat())).collect::<BTreeMap<_, _>>(),
