@@ -387,6 +387,7 @@ mod tests {
     //! A host that can be measured, and a line for what is in the way.
 
     use super::*;
+    use crate::findings::{LACKS, lacks};
     use vcpufreq_host::fakes::FakeHost;
 
     const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy2";
@@ -537,6 +538,10 @@ mod tests {
             let (_, missing) = seen(&host);
             assert_eq!(missing.len(), 1, "{missing:?}");
             assert!(missing[0].contains(word), "{missing:?}");
+            let refused = BenchMachine::at(&host.root(), None, Vec::new()).unwrap_err();
+            assert_eq!(refused, missing);
+            // What demo and bench make of it.
+            assert_eq!((lacks(&refused).is_none(), LACKS), (true, 2));
         }
     }
 
