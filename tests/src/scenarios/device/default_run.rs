@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `vcpufreq run` with kernel and initrd and nothing else: cur_perf follows the pCPU by
-//! each path. With pins it mirrors their pCPUs, and reports that in its first line.
+//! `vcpufreq run` with kernel and initrd and nothing else, or `vcpufreq qemu` with no option but the
+//! number of vCPUs: cur_perf follows the pCPU by each path. With pins it mirrors their pCPUs, and reports that in its first line.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -15,6 +15,7 @@ use crate::harness::plan::{Plan, cur_perf, first_cpus, last_of, registers};
 use crate::harness::policy::Policy;
 use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm};
+use crate::harness::vmm::Vmm;
 
 /// The best that the host offers, which is `bpf`, and the others.
 const PATHS: [&[&str]; 3] = [&[], &["--path", "exit"], &["--path", "ioeventfd"]];
@@ -22,19 +23,24 @@ const PATHS: [&[&str]; 3] = [&[], &["--path", "exit"], &["--path", "ioeventfd"]]
 const TABLE_LEN: u64 = 0x08;
 const DOMAIN: u64 = 0x14;
 
-pub fn run(_plan: &Plan) -> Result<LabVerdict> {
+pub fn run(plan: &Plan) -> Result<LabVerdict> {
+    // QEMU's guests have one path.
+    let paths = match plan.vmm {
+        Vmm::Qemu => &PATHS[..1],
+        _ => &PATHS[..],
+    };
     let policies = Policy::all()?;
     for policy in &policies {
         sysfs::write(format!("{}/scaling_governor", policy.path), "userspace")?;
     }
-    let unpinned: Vec<Value> = PATHS
+    let unpinned: Vec<Value> = paths
         .iter()
-        .map(|path| follows(&policies, path).with_context(|| format!("{path:?}")))
+        .map(|path| follows(plan.vmm, &policies, path).with_context(|| format!("{path:?}")))
         .collect::<Result<_>>()?;
     for policy in &policies {
         sysfs::write(format!("{}/scaling_governor", policy.path), "schedutil")?;
     }
-    let pinned = mirrors(&policies)
+    let pinned = mirrors(plan.vmm, &policies)
         .unwrap_or_else(|error| json!({ "right": false, "error": format!("{error:#}") }));
     let figures = json!({ "unpinned": unpinned, "pinned": pinned });
     Ok(LabVerdict::with_figures(figures)
@@ -46,27 +52,36 @@ pub fn run(_plan: &Plan) -> Result<LabVerdict> {
 const QUIET: [&str; 2] = ["--cmdline", "console=ttyS0 quiet"];
 
 /// A guest with these options and no others.
-fn bare(vcpus: usize, options: &[String]) -> Result<Vm> {
+fn bare(vmm: Vmm, vcpus: usize, options: &[String]) -> Result<Vm> {
     let setup = Setup {
+        vmm,
         pins: vec![String::new(); vcpus],
+        options: options.into(),
+        silent: true,
         ..Setup::default()
     };
+    if vmm == Vmm::Qemu {
+        return Vm::boot(&setup);
+    }
     Vm::boot_prepared(&setup, |command| {
         *command = Command::new("/bin/vcpufreq");
         command
             .args(["run", "--kernel", "/lab/guest-kernel"])
             .args(["--initrd", "/lab/guest-initramfs"])
             .args(options);
+        if vcpus > 1 {
+            command.args(["--cpus", &vcpus.to_string()]);
+        }
     })
 }
 
 /// Has the vCPU on a pCPU of each policy in turn, forces that to each of its frequencies, up
 /// and down, and compares cur_perf with what docs/design.md makes of it.
-fn follows(policies: &[Policy], path: &[&str]) -> Result<Value> {
+fn follows(vmm: Vmm, policies: &[Policy], path: &[&str]) -> Result<Value> {
     let (_, like) = last_of(policies)?;
     let quiet: &[&str] = if path.is_empty() { &[] } else { &QUIET };
     let options = path.iter().chain(quiet).map(|word| (*word).to_owned());
-    let mut vm = bare(1, &options.collect::<Vec<_>>())?;
+    let mut vm = bare(vmm, 1, &options.collect::<Vec<_>>())?;
     let base = registers(&mut vm)?;
     let (mut compared, mut wrong) = (0, Vec::new());
     for policy in policies {
@@ -97,15 +112,17 @@ fn follows(policies: &[Policy], path: &[&str]) -> Result<Value> {
 
 /// With nothing but a pin for each vCPU they have their pCPUs' tables, and a domain for each policy;
 /// with `--host-topology=false` they have none.
-fn mirrors(policies: &[Policy]) -> Result<Value> {
-    let mut options: Vec<String> = QUIET.map(str::to_owned).into();
-    options.extend(["--cpus".to_owned(), policies.len().to_string()]);
+fn mirrors(vmm: Vmm, policies: &[Policy]) -> Result<Value> {
+    let mut options: Vec<String> = match vmm {
+        Vmm::Qemu => Vec::new(),
+        _ => QUIET.map(str::to_owned).into(),
+    };
     for (vcpu, pcpu) in first_cpus(policies).iter().enumerate() {
         options.extend(["--pin".to_owned(), format!("{vcpu}={pcpu}")]);
     }
-    let mirrored = tables(policies, &options)?;
+    let mirrored = tables(vmm, policies, &options)?;
     options.push("--host-topology=false".to_owned());
-    let plain = tables(policies, &options)?;
+    let plain = tables(vmm, policies, &options)?;
     let domains = mirrored["domains"].as_array().into_iter().flatten();
     let domains: BTreeSet<_> = domains.filter_map(Value::as_u64).collect();
     let lens: Vec<_> = policies.iter().map(|policy| policy.opps.len()).collect();
@@ -118,8 +135,8 @@ fn mirrors(policies: &[Policy]) -> Result<Value> {
     Ok(json!({ "right": right, "mirrored": mirrored, "plain": plain }))
 }
 
-fn tables(policies: &[Policy], options: &[String]) -> Result<Value> {
-    let mut vm = bare(policies.len(), options)?;
+fn tables(vmm: Vmm, policies: &[Policy], options: &[String]) -> Result<Value> {
+    let mut vm = bare(vmm, policies.len(), options)?;
     let base = registers(&mut vm)?;
     let mut read = |offset| -> Result<Vec<u64>> {
         let vcpus = 0..u64::try_from(policies.len())?;
