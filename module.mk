@@ -33,7 +33,7 @@ sparse = KBUILD_CHECKSRC=2 CF="-Wsparse-error -include $(compat)"
 EMPTY := $(abspath $(firstword $(wildcard $(addprefix $(dir $(RULES)),empty guest-driver/empty))))
 empty = $(MAKE) -C $(KDIR) M=$(EMPTY) $(if $(MO),MO=$(MO)/empty) EMPTY_NAME=$(built) \
 	EMPTY_REASON="$(1)" $(2) modules
-# "Linux 6.12 and CONFIG_ARM64"
+# "Linux 6.12 and CONFIG_KVM"
 lacks = $(shell cd $(KDIR)/include/config && { \
 	printf '%s\n' 6.12 "$$(cat kernel.release)" | sort -CV || echo Linux 6.12; \
 	for option in $(NEEDS); do \

@@ -19,7 +19,7 @@ use vcpufreq_host::{HostCpus, HostRoot, PolicyFloor, Reserved, effective_clamp, 
 use crate::args::GuestArgs;
 use crate::findings::{Findings, LACKS, lacks, print, write};
 use crate::freq_limits::FreqLimits;
-use crate::guest::{Guest, keep_aside};
+use crate::guest::{Guest, LIMITS, keep_aside};
 use crate::load_client::LoadClient;
 use crate::machine::{BenchMachine, Cluster};
 use crate::undo;
@@ -35,22 +35,16 @@ const BUSY_US: u32 = 250_000;
 /// A vCPU that is busy for so long has all of the utilization. Before it has its clamp's, schedutil
 /// holds the frequency of a CPU with a policy of its own that a task beside it has raised.
 const FULL: Duration = Duration::from_millis(250);
-/// How far a frequency may be from a made-up OPP, since firmware's steps aren't known, and one that is
-/// measured from any.
+/// How far a frequency may be from a made-up OPP, whose steps firmware doesn't have, and from any where
+/// it is measured: by the clock of a PC's TSC, which is none of the steps, and for the last tick.
 const WITHIN_PERCENT: u64 = 5;
 /// Requests of one OPP until its row counts as wrong: a task of the host's may run beside the vCPU.
 const TRIES: u32 = 5;
 /// The guest's driver claims the registers; this lets the load program map them too.
 const CMDLINE: &str = "iomem=relaxed";
 
-/// What a guest can't have on this architecture, above the table.
-const LIMITS: &str = match cfg!(target_arch = "aarch64") {
-    true => "",
-    false => {
-        "An x86-64 guest has neither frequency invariance nor capacities: it takes its CPUs for equal, and \
-         always at full speed\n"
-    }
-};
+/// Of a machine that measures, above the table.
+const MEASURED: &str = "Frequencies are measured by APERF and MPERF: within 5 % is right, and turbo may exceed the highest\n";
 
 /// Options of `demo`.
 #[derive(Debug, Args)]
@@ -81,11 +75,10 @@ struct OppRow {
     tries: u32,
     /// The OPP is a step of a made-up table.
     made_up: bool,
-    /// The host's frequency is measured.
+    /// The frequencies were measured.
     measured: bool,
-    /// Of the highest OPP, where frequencies are measured: the one below it, in kHz. The highest stands
-    /// for what the CPU reaches by itself, as its power and its neighbours permit.
-    below_highest: Option<u32>,
+    /// What the highest OPP of a machine that measures has to reach: turbo has no frequency of its own.
+    turbo_from: Option<u32>,
 }
 
 impl OppRow {
@@ -95,12 +88,13 @@ impl OppRow {
     }
 
     fn is_near(&self, khz: u32, wanted: u32) -> bool {
-        let by_percents = self.made_up || self.measured;
-        let within = if by_percents { WITHIN_PERCENT } else { 0 };
-        match self.below_highest {
-            Some(below) => u64::from(khz) * 100 >= u64::from(below) * (100 - within),
-            None => u64::from(khz.abs_diff(wanted)) * 100 <= u64::from(wanted) * within,
-        }
+        let is_near = self.made_up || self.measured;
+        let within = if is_near { WITHIN_PERCENT } else { 0 };
+        let off = match self.turbo_from {
+            Some(least) => least.saturating_sub(khz),
+            None => khz.abs_diff(wanted),
+        };
+        u64::from(off) * 100 <= u64::from(wanted) * within
     }
 
     fn json(&self) -> Value {
@@ -194,10 +188,7 @@ fn sweep(
     let cluster = machine
         .cluster_of(pcpu)
         .context("a vCPU without a cluster")?;
-    let others = machine.cpus().into_iter().filter(|cpu| *cpu != pcpu);
-    // One of another cluster, if there is one.
-    let other = others.min_by_key(|cpu| cluster.cpus.contains(cpu));
-    if let Some(other) = other {
+    if let Some(other) = machine.aside_of(pcpu) {
         let own = [std::process::id()];
         // Where a cpuset forbids that, a row takes more tries.
         let _ = keep_aside(guest.processes.iter().copied().chain(own), other);
@@ -210,17 +201,19 @@ fn sweep(
     let each = opps.iter().chain(opps.iter().rev().skip(1));
     each.map(|&asked| {
         let wanted = wanted(host_opps, asked, floor);
-        let mut row = request(
-            guest,
-            vcpu,
-            cluster,
-            (asked, wanted),
-            (base, Duration::ZERO),
-        )?;
+        let turbo_from = turbo_from(machine.measured, cluster.made_up, &opps, asked);
+        let mut request = |tries, busy_before| -> Result<OppRow> {
+            let of = (asked, wanted);
+            Ok(OppRow {
+                tries,
+                measured: machine.measured,
+                turbo_from,
+                ..request(guest, vcpu, cluster, of, (base, busy_before))?
+            })
+        };
+        let mut row = request(1, Duration::ZERO)?;
         while !row.right() && row.tries < TRIES {
-            let tries = row.tries + 1;
-            row = request(guest, vcpu, cluster, (asked, wanted), (base, FULL))?;
-            row.tries = tries;
+            row = request(row.tries + 1, FULL)?;
         }
         Ok(row)
     })
@@ -254,6 +247,15 @@ fn wanted(opps: &[u32], asked: u32, floor: Option<&PolicyFloor>) -> [u32; 2] {
         Reserved::Default(_) => [asked, reserved],
         _ => [reserved; 2],
     }
+}
+
+/// What the highest of these OPPs has to reach where frequencies are measured. It stands for turbo, as
+/// acpi-cpufreq's (1 MHz above the next), or is the highest one of turbo, as the last made-up step: what
+/// turbo gives depends on heat and on other cores.
+fn turbo_from(measured: bool, made_up: bool, opps: &[u32], asked: u32) -> Option<u32> {
+    let is_last = measured && opps.last() == Some(&asked);
+    let below = opps.iter().rev().nth(usize::from(made_up));
+    is_last.then(|| below.copied().unwrap_or(asked))
 }
 
 fn request(
@@ -291,18 +293,9 @@ fn request(
         read,
         tries: 1,
         made_up: cluster.made_up,
-        measured: cluster.measured,
-        below_highest: below_highest(cluster, wanted),
+        measured: false,
+        turbo_from: None,
     })
-}
-
-/// The OPP below these, if they are the highest of a cluster whose frequency is measured.
-fn below_highest(cluster: &Cluster, wanted: [u32; 2]) -> Option<u32> {
-    let opps: Vec<u32> = cluster.opps_in_reach().collect();
-    match opps[..] {
-        [.., below, highest] if cluster.measured && wanted == [highest; 2] => Some(below),
-        _ => None,
-    }
 }
 
 /// The frequency that was seen at most of the looks; the middle one where they all differ.
@@ -336,8 +329,9 @@ fn clamp_of(tid: i32) -> Option<(u32, u32)> {
 
 fn text(machine: &BenchMachine, kernel: &str, rows: &[OppRow]) -> String {
     let mhz = |khz: u32| khz / 1000;
+    let measured = if machine.measured { MEASURED } else { "" };
     let mut text = format!(
-        "\n{}: Linux {}; guest: Linux {kernel}, a busy vCPU on a CPU of each cluster\n{LIMITS}\n\
+        "\n{}: Linux {}; guest: Linux {kernel}, a busy vCPU on a CPU of each cluster\n{LIMITS}{measured}\n\
          \x20 vCPU  pCPU | guest asks   uclamp of thread   host runs at   guest reads\n\
          \x20            |      [MHz]          [0..1024]          [MHz]         [MHz]\n",
         machine.board, machine.kernel
@@ -376,10 +370,6 @@ fn verdict(machine: &BenchMachine, rows: &[OppRow]) -> String {
     let made_up_note = format!(
         "OPPs are steps that the demo made, since the host lists no frequencies; within {WITHIN_PERCENT} % is right"
     );
-    let measured = rows.iter().filter(|row| row.measured).count();
-    let measured_note = format!(
-        "frequencies are measured by the CPU's counters: within {WITHIN_PERCENT} % is right, and for the highest OPP all above the one below it"
-    );
     let notes = [
         (
             floors,
@@ -390,7 +380,6 @@ fn verdict(machine: &BenchMachine, rows: &[OppRow]) -> String {
             "OPPs are beyond scaling_min_freq and scaling_max_freq, and were not requested",
         ),
         (made_up, &made_up_note),
-        (measured, &measured_note),
         (
             alike,
             "clusters are equal to one of these, and were not tried",
@@ -407,7 +396,7 @@ fn verdict(machine: &BenchMachine, rows: &[OppRow]) -> String {
 #[cfg(test)]
 mod tests {
     //! Promises: a row is right when host and guest have the wanted frequency, or are near one of a
-    //! made-up table; the clamp is the effective one; a look at another frequency doesn't outvote the
+    //! made-up table, or of any where they are measured; the clamp is the effective one; a look at another frequency doesn't outvote the
     //! others; a guest's policy makes a request before it gets `userspace`.
     use super::*;
     use crate::measure_tests::machine;
@@ -443,7 +432,7 @@ mod tests {
             tries: 1,
             made_up: false,
             measured: false,
-            below_highest: None,
+            turbo_from: None,
         };
         assert!(row.right());
         let wrong = [
@@ -481,28 +470,49 @@ mod tests {
                 "{text}"
             );
         }
-        let measured = OppRow {
-            measured: true,
-            ..row
-        };
-        for (host, at_top, right) in [
-            (945_000, None, true),
-            (946_000, None, false),
-            // acpi-cpufreq's turbo is 1 MHz above the OPP below it.
-            (1_400_000, Some(899_000), true),
-            (854_000, Some(899_000), false),
-        ] {
-            let row = OppRow {
-                host,
-                read: host,
-                below_highest: at_top,
-                ..measured
-            };
-            assert_eq!(row.right(), right, "{host}");
-            assert!(verdict(&machine(), &[row]).contains("1 frequencies are measured"));
-        }
         assert_eq!(at_least(&[600_000, 900_000], 700_000), 900_000);
         assert_eq!(at_least(&[600_000, 900_000], 950_000), 900_000);
+    }
+
+    #[test]
+    fn what_is_measured_is_near_and_turbo_is_above() {
+        let opps = [1_600_000, 2_800_000, 2_801_000];
+        let row = |made_up, asked, [host, read]: [u32; 2]| OppRow {
+            vcpu: 0,
+            pcpu: 0,
+            asked,
+            wanted: [asked; 2],
+            clamp: None,
+            host,
+            read,
+            tries: 1,
+            made_up,
+            measured: true,
+            turbo_from: turbo_from(true, made_up, &opps, asked),
+        };
+        for (made_up, asked, seen, right) in [
+            (false, 1_600_000, [1_596_132, 1_680_000], true),
+            (false, 1_600_000, [1_596_132, 1_681_000], false),
+            (false, 2_800_000, [2_600_000, 2_800_000], false),
+            // acpi-cpufreq's turbo, and one that the firmware keeps off.
+            (false, 2_801_000, [3_412_000, 2_801_000], true),
+            (false, 2_801_000, [2_793_000, 2_793_000], true),
+            (false, 2_801_000, [2_600_000, 2_801_000], false),
+            (true, 2_801_000, [2_700_000, 2_801_000], true),
+        ] {
+            assert_eq!(
+                row(made_up, asked, seen).right(),
+                right,
+                "{asked}: {seen:?}"
+            );
+        }
+        assert_eq!(turbo_from(false, true, &opps, 2_801_000), None);
+        let measured = BenchMachine {
+            measured: true,
+            ..machine()
+        };
+        let heads = [machine(), measured].map(|one| text(&one, "", &[]).contains("APERF"));
+        assert_eq!(heads, [false, true]);
     }
 
     #[test]

@@ -68,7 +68,6 @@ mod tests {
             khz: (opps_khz[0], opps_khz[opps_khz.len() - 1]),
             opps_khz: opps_khz.to_vec(),
             made_up: false,
-            measured: false,
             power: Vec::new(),
             governor: SCHEDUTIL.to_owned(),
             cur_freq: PathBuf::new(),

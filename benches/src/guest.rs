@@ -17,6 +17,15 @@ use crate::machine::BenchMachine;
 use crate::piped::{child, threads};
 use crate::variant::{GuestShape, VcpuPins};
 
+/// What a guest can't have on this architecture, above a table.
+pub const LIMITS: &str = match cfg!(target_arch = "aarch64") {
+    true => "",
+    false => {
+        "An x86-64 guest has neither frequency invariance nor capacities: it takes its CPUs for equal, and \
+         always at full speed\n"
+    }
+};
+
 /// A guest and the threads of its vCPUs, by the pCPU that each is pinned to.
 #[derive(Debug)]
 pub struct Guest {

@@ -61,7 +61,6 @@ mod variant;
 mod workloads;
 
 use anyhow::Context;
-use vcpufreq_host::HostRoot;
 
 pub use args::{BenchArgs, GuestArgs};
 use cycles::JobScales;
@@ -117,10 +116,8 @@ pub fn bench(args: &BenchArgs, base: u64) -> anyhow::Result<u8> {
 pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> {
     let mut scenarios = chosen(args)?;
     undo::begin()?;
-    let untraced = trace::usable()
-        .err()
-        .or_else(|| machine::untraced(&HostRoot::default()));
-    let mut machine = match BenchMachine::check(args.guests(), args.bridge(), untraced) {
+    let mut machine = match BenchMachine::check(args.guests(), args.bridge(), trace::usable().err())
+    {
         Ok(machine) => machine,
         Err(missing) => return Ok(lacks(&missing)),
     };

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The host that is measured: its clusters, and what it lacks for measuring.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use vcpufreq_host::{CpufreqPolicy, HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, uclamp_available};
+use vcpufreq_host::{
+    CpufreqPolicy, HostCpus, HostRoot, NEEDS_UCLAMP, Pcpu, measures_frequency, uclamp_available,
+};
 
 use crate::args::GuestArgs;
 
@@ -31,8 +34,6 @@ pub struct Cluster {
     pub opps_khz: Vec<u32>,
     /// These are not the driver's, but steps between the policy's limits.
     pub made_up: bool,
-    /// What the kernel tells of its frequency is what the CPU has delivered, by counters.
-    pub measured: bool,
     /// Power of a busy CPU at each frequency, kHz and µW; empty where the
     /// kernel has no energy model.
     pub power: Vec<(u32, u32)>,
@@ -89,6 +90,10 @@ impl Cluster {
 pub struct BenchMachine {
     /// Its clusters, capacity rising: the first is little, the last big.
     pub clusters: Vec<Cluster>,
+    /// The core of each CPU, where the kernel shows it.
+    pub cores: BTreeMap<u32, u32>,
+    /// Whether frequencies that are read were measured, not set.
+    pub measured: bool,
     /// Its kernel's release.
     pub kernel: String,
     /// Its name: the device tree's model, or the firmware's.
@@ -129,7 +134,9 @@ impl BenchMachine {
         args: Option<&GuestArgs>,
         mut missing: Vec<String>,
     ) -> Result<Self, Vec<String>> {
-        let clusters = clusters(root, &HostCpus::read(root), &mut missing);
+        let cpus = HostCpus::read(root);
+        let clusters = clusters(root, &cpus, &mut missing);
+        let cores = cpus.cpus.iter().filter_map(|cpu| Some((cpu.id, cpu.core?)));
         let guest = match args {
             Some(args) => guest_files(args, &mut missing),
             None => Some(GuestFiles::default()),
@@ -138,6 +145,8 @@ impl BenchMachine {
         match guest {
             Some(guest) if missing.is_empty() => Ok(Self {
                 clusters,
+                cores: cores.collect(),
+                measured: measures_frequency(root),
                 kernel: text("proc/sys/kernel/osrelease"),
                 board: board(root).unwrap_or("this host".to_owned()),
                 guest,
@@ -194,6 +203,18 @@ impl BenchMachine {
         cpus
     }
 
+    /// Where other work disturbs this CPU least: not on its core, whose threads share a clock, and in
+    /// another cluster, if there is one.
+    pub fn aside_of(&self, cpu: u32) -> Option<u32> {
+        let core = |cpu: &u32| self.cores.get(cpu).copied();
+        let own = self.cluster_of(cpu)?;
+        let others = self.cpus().into_iter().filter(|other| *other != cpu);
+        others.min_by_key(|other| {
+            let is_sibling = core(other).is_some() && core(other) == core(&cpu);
+            (is_sibling, own.cpus.contains(other))
+        })
+    }
+
     /// The cluster of a CPU.
     pub fn cluster_of(&self, cpu: u32) -> Option<&Cluster> {
         self.clusters
@@ -234,7 +255,6 @@ fn no_uclamp(uclamp: io::Result<()>) -> Option<String> {
 fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<Cluster> {
     let online = cpus.online();
     let has_profile = root.path(RT_RECORD).exists();
-    let measured = measures(root);
     missing.extend(chosen_by_cpus(&cpus.policies));
     let mut found = Vec::new();
     for policy in &cpus.policies {
@@ -270,7 +290,6 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
         found.push(Cluster {
             opps_khz: policy.opps.iter().map(|opp| opp.khz).collect(),
             made_up: false,
-            measured,
             power: power.filter_map(|opp| Some((opp.khz, opp.uw?))).collect(),
             governor: policy.governor.clone(),
             capacity: cpus.cpu(first).map_or(1024, Pcpu::capacity_or_full),
@@ -286,13 +305,6 @@ fn clusters(root: &HostRoot, cpus: &HostCpus, missing: &mut Vec<String>) -> Vec<
     found
 }
 
-/// Whether `scaling_cur_freq` is measured, by APERF and MPERF (`arch_freq_get_on_cpu()` of x86).
-fn measures(root: &HostRoot) -> bool {
-    let processors = root.text("proc/cpuinfo").unwrap_or_default();
-    let mut flags = processors.lines().filter(|line| line.starts_with("flags"));
-    flags.any(|line| line.split_whitespace().any(|flag| flag == "aperfmperf"))
-}
-
 /// The line of a host whose CPUs choose their frequency themselves, as `doctor` has it.
 fn chosen_by_cpus(policies: &[CpufreqPolicy]) -> Option<String> {
     let mut policies = policies.iter();
@@ -300,31 +312,6 @@ fn chosen_by_cpus(policies: &[CpufreqPolicy]) -> Option<String> {
     Some(format!(
         "the CPU chooses its frequency by {driver}, and no clamp reaches it; boot with {word}, then \
          choose schedutil"
-    ))
-}
-
-/// The line of a host whose frequencies change without an event of the kernel's: by
-/// `cpufreq_driver_adjust_perf()` schedutil tells these drivers a performance.
-pub fn untraced(root: &HostRoot) -> Option<String> {
-    let policies = HostCpus::read(root).policies;
-    policies.iter().find_map(|policy| untraced_by(root, policy))
-}
-
-fn untraced_by(root: &HostRoot, policy: &CpufreqPolicy) -> Option<String> {
-    let preference = format!(
-        "sys/devices/system/cpu/cpufreq/policy{}/energy_performance_preference",
-        policy.id
-    );
-    // Which intel_cpufreq has with HWP alone, as that call.
-    let word = match policy.driver.as_str() {
-        "amd-pstate" => "amd_pstate=disable",
-        "intel_cpufreq" if root.path(preference).exists() => "intel_pstate=disable",
-        _ => return None,
-    };
-    Some(format!(
-        "{} changes frequencies without the event power:cpu_frequency, by which bench sees them; boot \
-         with {word} for acpi-cpufreq (demo needs no event)",
-        policy.driver
     ))
 }
 
@@ -400,6 +387,7 @@ mod tests {
     //! A host that can be measured, and a line for what is in the way.
 
     use super::*;
+    use crate::findings::{LACKS, lacks};
     use vcpufreq_host::fakes::FakeHost;
 
     const POLICY: &str = "sys/devices/system/cpu/cpufreq/policy2";
@@ -476,39 +464,6 @@ mod tests {
     }
 
     #[test]
-    fn drivers_without_events_are_named() {
-        let host = host();
-        let line = |driver: &str| {
-            host.write(&format!("{POLICY}/scaling_driver"), format!("{driver}\n"));
-            untraced(&host.root()).unwrap_or_default()
-        };
-        assert_eq!(line("acpi-cpufreq") + &line("intel_cpufreq"), "");
-        assert!(line("amd-pstate").contains("boot with amd_pstate=disable"));
-        host.write(
-            &format!("{POLICY}/energy_performance_preference"),
-            "performance",
-        );
-        assert!(line("intel_cpufreq").contains("boot with intel_pstate=disable"));
-        assert_eq!(line("acpi-cpufreq"), "");
-    }
-
-    #[test]
-    fn frequencies_are_measured_where_the_cpu_counts() {
-        let host = host();
-        let measured = || {
-            let machine = BenchMachine::at(&host.root(), None, Vec::new()).unwrap();
-            machine.clusters.iter().all(|cluster| cluster.measured)
-        };
-        for (flags, expected) in [("fpu aperfmperf", true), ("fpu noaperfmperf", false)] {
-            host.write(
-                "proc/cpuinfo",
-                format!("processor\t: 0\nflags\t\t: {flags}\n"),
-            );
-            assert_eq!(measured(), expected, "{flags}");
-        }
-    }
-
-    #[test]
     fn clusters_without_a_table_get_steps_and_one_of_a_kind_is_enough() {
         let checked = |host: &FakeHost| BenchMachine::at(&host.root(), None, Vec::new());
         let server = checked(&server()).unwrap();
@@ -523,6 +478,26 @@ mod tests {
         assert!(board.clusters.iter().all(|cluster| !cluster.made_up));
         assert_eq!(board.one_of_each_kind().cpus(), [0, 2]);
         assert_eq!(super::steps((7, 9)), [7, 9]);
+    }
+
+    #[test]
+    fn other_work_is_on_another_core() {
+        let host = server();
+        for (cpu, threads) in [(0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3")] {
+            let list = format!("sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list");
+            host.write(&list, threads);
+        }
+        let checked = |host: &FakeHost| BenchMachine::at(&host.root(), None, Vec::new()).unwrap();
+        let server = checked(&host);
+        assert_eq!(
+            [0, 1, 2].map(|cpu| server.aside_of(cpu)),
+            [Some(2), Some(2), Some(0)]
+        );
+        assert!(!server.measured);
+        host.write("proc/cpuinfo", "flags\t: aperfmperf\n");
+        assert!(checked(&host).measured);
+        let board = checked(&super::tests::host());
+        assert_eq!([0, 3].map(|cpu| board.aside_of(cpu)), [Some(2), Some(0)]);
     }
 
     #[test]
@@ -563,6 +538,10 @@ mod tests {
             let (_, missing) = seen(&host);
             assert_eq!(missing.len(), 1, "{missing:?}");
             assert!(missing[0].contains(word), "{missing:?}");
+            let refused = BenchMachine::at(&host.root(), None, Vec::new()).unwrap_err();
+            assert_eq!(refused, missing);
+            // What demo and bench make of it.
+            assert_eq!((lacks(&refused).is_none(), LACKS), (true, 2));
         }
     }
 

@@ -2,6 +2,7 @@
 //! Figures from made-up traces: what counts as the start, as reached, as
 //! kept, and what never comes about.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::load_log::Mark;
@@ -27,7 +28,6 @@ pub fn machine() -> BenchMachine {
         khz,
         opps_khz: vec![khz.0, khz.1],
         made_up: false,
-        measured: false,
         power: vec![(khz.0, 100), (khz.1, 1000)],
         governor: SCHEDUTIL.to_owned(),
         cur_freq: PathBuf::new(),
@@ -35,6 +35,8 @@ pub fn machine() -> BenchMachine {
     let file = PathBuf::new;
     BenchMachine {
         clusters: vec![cluster(0, 329, (600, 1800)), cluster(1, 1024, (700, 2800))],
+        cores: BTreeMap::new(),
+        measured: false,
         kernel: String::new(),
         board: String::new(),
         guest: GuestFiles {

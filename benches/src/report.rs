@@ -20,14 +20,6 @@ use crate::scenario::{Hold, PLAIN, Scenario};
 use crate::scenarios::SCENARIOS;
 use crate::variant::Variant;
 
-/// What guests have for CPUs. On x86-64 none has capacities.
-const VCPUS: &str = match cfg!(target_arch = "aarch64") {
-    true => {
-        "one for each pCPU, pinned to it, with its capacity; of plain and pinned without, of plain not pinned"
-    }
-    false => "one for each pCPU, pinned to it; of plain not pinned",
-};
-
 /// Everything that was measured.
 #[derive(Debug)]
 pub struct BenchReport {
@@ -46,6 +38,16 @@ pub struct BenchReport {
     /// The frequencies of each scenario's cases on the host.
     host: BTreeMap<String, HostKhz>,
 }
+
+/// A guest's vCPUs.
+const VCPUS: &str = match cfg!(target_arch = "aarch64") {
+    true => {
+        "one for each pCPU, pinned to it, with its capacity; of plain and pinned without, of plain not pinned"
+    }
+    false => {
+        "one for each pCPU, pinned to it, without capacities and frequency invariance; of plain not pinned"
+    }
+};
 
 impl BenchReport {
     /// An empty one.

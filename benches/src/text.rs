@@ -7,11 +7,17 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use crate::guest::LIMITS;
 use crate::report_json::{cell, find, metrics, rows, scenarios, variants, with_unit};
 
 /// All of it.
 pub fn text(report: &Value) -> String {
-    let mut text = format!("{:<14} {:<34}", "scenario", "metric, median (min–max)");
+    let has_guest = variants(report).iter().any(|variant| *variant != "host");
+    let limits = if has_guest { LIMITS } else { "" };
+    let mut text = format!(
+        "{limits}{:<14} {:<34}",
+        "scenario", "metric, median (min–max)"
+    );
     for variant in variants(report) {
         let _ = write!(text, " {variant:>22}");
     }
@@ -72,5 +78,25 @@ fn bounds(report: &Value) -> String {
     match text.is_empty() {
         true => text,
         false => format!("\nWhat has to hold:\n{text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: what a guest can't have is above the figures of guests alone.
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn limits_are_above_the_figures_of_guests() {
+        let head = |variant: &str| {
+            let row = json!({ "scenario": "a", "metric": "b", "unit": "us", "variant": variant });
+            let text = text(&json!({ "results": [row] }));
+            text.lines().next().unwrap_or_default().to_owned()
+        };
+        assert!(head("host").starts_with("scenario"));
+        let first = LIMITS.lines().next().unwrap_or("scenario");
+        assert!(head("vm").starts_with(first));
     }
 }

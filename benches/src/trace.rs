@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use vcpufreq_device::{MAX_VCPUS, REG_SET_PERF, REGION_STRIDE, SET_PERF_KHZ};
+use vcpufreq_host::{CpufreqPolicy, HostCpus, HostRoot};
 
 use crate::recorded_instance::{RecordedInstance, has_event};
 use crate::tracefs::{FrequencyEvent, INSTANCES, Mmio, Switch, TraceLine, events};
@@ -25,10 +26,21 @@ pub fn usable() -> Result<(), String> {
         ));
     }
     let Some(event) = NEEDED.iter().find(|event| !has_event(event)) else {
-        return Ok(());
+        let cpus = HostCpus::read(&HostRoot::default());
+        return without_events(&cpus.policies).map_or(Ok(()), Err);
     };
     Err(format!(
         "this kernel has no trace event {event}, or you may not read it; run as root"
+    ))
+}
+
+/// The line of a host whose frequencies are in no trace.
+fn without_events(policies: &[CpufreqPolicy]) -> Option<String> {
+    let mut policies = policies.iter();
+    let (driver, word) = policies.find_map(|one| Some((&one.driver, one.events_by()?)))?;
+    Some(format!(
+        "{driver} changes the frequency without the trace event power/cpu_frequency, by which this is \
+         measured; boot with {word}, or use vcpufreq demo"
     ))
 }
 
@@ -137,9 +149,11 @@ pub fn requesting_vcpu(write: &Mmio, base: u64) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: of guests' writes, those to set_perf alone are requests.
+    //! Promises: of guests' writes, those to set_perf alone are requests; a host that traces no
+    //! frequencies has one line with the kernel's parameter.
 
     use super::*;
+    use vcpufreq_host::fakes::FakeHost;
 
     const TEXT: &str = "# tracer: nop\n\
         \x20 vcpu2-99 [002] d.h2. 12.004000: cpu_frequency: state=1700000 cpu_id=2\n\
@@ -152,6 +166,19 @@ mod tests {
         let seen = RepeatEvents::read(TEXT, 0x0a00_0000).unwrap();
         let requests: Vec<_> = seen.requests.iter().map(|one| one.value).collect();
         assert_eq!((seen.changes.len(), requests), (1, vec![2_800_000]));
+    }
+
+    #[test]
+    fn a_driver_without_events_is_one_line() {
+        let host = FakeHost::two_plus_two();
+        let line = || without_events(&HostCpus::read(&host.root()).policies);
+        assert_eq!(line(), None);
+        let policy = "sys/devices/system/cpu/cpufreq/policy2";
+        host.write(&format!("{policy}/scaling_driver"), "intel_cpufreq");
+        host.write(&format!("{policy}/energy_performance_preference"), "");
+        let line = line().unwrap();
+        assert!(line.starts_with("intel_cpufreq changes"), "{line}");
+        assert!(line.contains("; boot with intel_pstate=no_hwp"), "{line}");
     }
 
     #[test]

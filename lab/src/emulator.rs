@@ -43,6 +43,9 @@ const CMDLINE_OF_PC: &str =
 /// With AMD's virtualization, of which the emulator lacks x2APIC.
 const CPU_OF_PC: &str = "EPYC-Rome,+svm,+npt,-x2apic";
 
+/// Firmware's serial number, which no report may have.
+const SERIAL_OF_PC: &str = "type=1,serial=LAB-4711";
+
 /// For kernels with checks of their own: without this SLUB keeps pointers to what it has given away,
 /// in lists per CPU, where kmemleak finds them. Modules of KUnit run their tests when they are loaded.
 const CMDLINE_OF_CHECKS: &str = " slab_debug=F,kmalloc-* kunit.enable=1 kunit.autorun=1";
@@ -191,9 +194,10 @@ impl Board<'_> {
         };
         let isolated = self.isolated.map(|cpus| format!(" isolcpus={cpus}"));
         let isolated = isolated.unwrap_or_default();
-        if self.kernel.arch == Arch::Arm64 {
-            args.extend(["-dtb".into(), self.root.inside(&self.device_tree()?)?]);
-        }
+        args.extend(match self.kernel.arch {
+            Arch::Arm64 => ["-dtb".into(), self.root.inside(&self.device_tree()?)?],
+            Arch::X86_64 => ["-smbios", SERIAL_OF_PC].map(String::from),
+        });
         let mode = match self.protected {
             true => " kvm-arm.mode=protected",
             false => "",

@@ -83,8 +83,8 @@ fn private(root: &HostRoot, args: &BenchArgs) -> Vec<(String, &'static str)> {
         kernel,
         initrd,
         guest_module,
-        cgroup_parent,
         disk,
+        cgroup_parent,
         ..
     } = &args.guest;
     let files = [kernel, initrd, disk, &args.qemu, &args.out, &args.html];
@@ -225,20 +225,16 @@ mod tests {
     }
 
     #[test]
-    fn no_file_has_the_folder_of_a_disk() {
-        let line = ["vcpufreq", "report", "--disk", "/srv/Jo Doe/disk"];
-        let words = line.into_iter().map(OsString::from);
-        let Command::Report(args) = Cli::read(words.collect()).unwrap().command else {
-            unreachable!("the command above")
-        };
-        let private = private(&FakeHost::two_plus_two().root(), &args);
-        assert!(private.iter().any(|(text, _)| text == "/srv/Jo Doe/"));
-    }
-
-    #[test]
     fn no_file_has_a_folder_or_a_cgroup_that_could_name_a_person() {
         let line = ["vcpufreq", "report", "--kernel", "/srv/Jo Doe/Image"];
-        let more = ["--initrd", "/srv/Jo Doe/acme/initrd", "--qemu", "qemu"];
+        let more = [
+            "--initrd",
+            "/srv/Jo Doe/acme/initrd",
+            "--disk",
+            "/dev/Doe/x",
+            "--out",
+            "file",
+        ];
         let module = ["--guest-module", "/Doe/acme.d/a.ko debug=1"];
         let cgroup = ["--cgroup-parent", "/sys/fs/cgroup/Doe/acme.slice"];
         let words = [&line[..], &more, &module, &cgroup].concat();
@@ -258,10 +254,10 @@ mod tests {
             assert!(private.iter().all(|(text, _)| text != other), "{other}");
         }
         let why = "can't read /srv/Jo Doe/acme/initrd and /srv/Jo Doe/Image, load /Doe/acme.d/a.ko, \
-                   make /sys/fs/cgroup/Doe/acme.slice/x in /sys/fs/cgroup/Doe/acme.slice, group in \
+                   open /dev/Doe/x, make /sys/fs/cgroup/Doe/acme.slice/x in /sys/fs/cgroup/Doe/acme.slice, group in \
                    /sys/fs/cgroup/user.slice/user-1000.slice/Doe.scope, below \
                    /sys/fs/cgroup/user.slice/cpu.uclamp.min and /sys/fs/cgroup/vcpufreq.slice";
-        let short = "can't read initrd and Image, load a.ko, make CGROUP/x in CGROUP, group in CGROUP, \
+        let short = "can't read initrd and Image, load a.ko, open x, make CGROUP/x in CGROUP, group in CGROUP, \
                      below CGROUP/cpu.uclamp.min and /sys/fs/cgroup/vcpufreq.slice";
         let [doctor, demo] = [1, 2].map(|_| failed(&anyhow::anyhow!(why)));
         let bench = Findings {

@@ -6,6 +6,7 @@
 //! and the caller decides what that means. Tests replace the root of all paths. It is not the
 //! source of `cur_perf`.
 
+use super::cpu_flags::has_flag;
 use super::opp_node::{self, HostOpp};
 use super::root::CPUS;
 use super::{CpuList, HostRoot, ReferenceRule, energy_model, topology};
@@ -45,6 +46,9 @@ pub struct CpufreqPolicy {
     pub governor: String,
     /// `cpuinfo_max_freq` in kHz; `None` if the host doesn't report it.
     pub max_khz: Option<u32>,
+    /// Whether schedutil changes its frequency without the event `power:cpu_frequency`: by the driver's
+    /// adjust_perf(), as up to Linux 7.3.
+    pub without_events: bool,
     /// Operating points, frequency rising, those of boost too, whether it is on or off; empty if the
     /// host reports none.
     pub opps: Vec<HostOpp>,
@@ -60,6 +64,16 @@ impl CpufreqPolicy {
             "amd-pstate-epp" => Some("amd_pstate=passive"),
             _ => None,
         }
+    }
+
+    /// The kernel's parameter by which changes come as events, where they do not.
+    #[must_use]
+    pub fn events_by(&self) -> Option<&'static str> {
+        let word = match &*self.driver {
+            "intel_cpufreq" => "intel_pstate=no_hwp",
+            _ => "amd_pstate=disable",
+        };
+        self.without_events.then_some(word)
     }
 }
 
@@ -167,9 +181,17 @@ fn policy(root: &HostRoot, id: u32, cpus: CpuList) -> CpufreqPolicy {
         base: root.khz_list(file("scaling_available_frequencies")),
         boost: root.khz_list(file("scaling_boost_frequencies")),
     };
+    let driver = root.text(file("scaling_driver")).unwrap_or_default();
+    let has_hwp = || root.path(file("energy_performance_preference")).exists();
     CpufreqPolicy {
         id,
-        driver: root.text(file("scaling_driver")).unwrap_or_default(),
+        without_events: match &*driver {
+            // Without its registers the driver is not fast enough for adjust_perf().
+            "amd-pstate" => has_flag(root, "cppc"),
+            "intel_cpufreq" => has_hwp(),
+            _ => false,
+        },
+        driver,
         governor: root.text(file("scaling_governor")).unwrap_or_default(),
         max_khz: root.number(file("cpuinfo_max_freq")).filter(|khz| *khz > 0),
         opps: opps(root, &cpus, &listed),
@@ -289,6 +311,27 @@ mod tests {
         let opps = HostCpus::read(&host.root()).policies[0].opps.clone();
         let boost: Vec<_> = opps.iter().map(|opp| opp.boost).collect();
         assert_eq!(boost, [false, false, false, true]);
+    }
+
+    #[test]
+    fn drivers_with_adjust_perf_give_no_events() {
+        let word = |driver: &str, file: &str| {
+            let host = FakeHost::two_plus_two();
+            let policy = "sys/devices/system/cpu/cpufreq/policy0";
+            host.write(&format!("{policy}/scaling_driver"), driver);
+            host.write(&file.replace("policy", policy), "flags\t: cppc\n");
+            HostCpus::read(&host.root()).policies[0].events_by()
+        };
+        let preference = "policy/energy_performance_preference";
+        for (driver, file, expected) in [
+            ("amd-pstate", "proc/cpuinfo", Some("amd_pstate=disable")),
+            ("amd-pstate", "other", None),
+            ("intel_cpufreq", preference, Some("intel_pstate=no_hwp")),
+            ("intel_cpufreq", "proc/cpuinfo", None),
+            ("acpi-cpufreq", "proc/cpuinfo", None),
+        ] {
+            assert_eq!(word(driver, file), expected, "{driver}, {file}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! - [`HostCpus`]: online CPUs, capacities, policies and operating points.
 //! - [`mirror()`]: vCPUs as the pCPUs that they are pinned to.
 //! - [`ReferenceRule`]: the frequency that a capacity refers to.
+//! - [`measures_frequency()`]: whether `scaling_cur_freq` is measured, or what the driver has set.
 //! - [`floors()`]: the frequencies below which no clamp brings a busy CPU.
 //! - `undo`, with the feature of that name: records of host changes, by which any process undoes them.
 //! - [`CpuList`], [`SchedAttr`], [`Tid`]: the kernel's lists of CPUs, scheduling attributes and
@@ -23,6 +24,7 @@ mod cgroup_actuator;
 mod cgroup_error;
 mod cgroup_fs;
 mod choice;
+mod cpu_flags;
 mod cpu_list;
 mod energy_model;
 pub mod fakes;
@@ -59,6 +61,7 @@ pub use cgroup_error::CgroupError;
 pub use choice::{
     ActuatorChoice, ActuatorFacts, ActuatorKind, ChoiceError, Chosen, HostActuator, choose,
 };
+pub use cpu_flags::measures_frequency;
 pub use cpu_list::{CpuList, CpuListError};
 pub use energy_model::ENERGY_MODEL_DIR;
 pub use floors::{Floor, PolicyFloor, Reserved, SCHED_DEBUG, floors};

@@ -6,8 +6,7 @@ use vcpufreq_host::{HostCpus, HostRoot};
 use super::policies::numbers;
 
 const CPUFREQ: &str = "/sys/devices/system/cpu/cpufreq";
-/// How amd-pstate works (Documentation/admin-guide/pm/amd-pstate.rst).
-pub const AMD_PSTATE: &str = "/sys/devices/system/cpu/amd_pstate/status";
+const AMD_PSTATE: &str = "/sys/devices/system/cpu/amd_pstate/status";
 /// The slice of the units that come with the program.
 const SLICE: &str = "/sys/fs/cgroup/vcpufreq.slice/cpu.uclamp.min";
 
@@ -16,10 +15,10 @@ const SLICE: &str = "/sys/fs/cgroup/vcpufreq.slice/cpu.uclamp.min";
 pub struct BoardFacts {
     /// Numbers of policies that list their governors, without schedutil.
     pub no_schedutil: Vec<u32>,
+    /// amd_pstate is in the mode guided.
+    pub guided: bool,
     /// Numbers of policies whose firmware selects autonomously.
     pub auto_select: Vec<u32>,
-    /// amd-pstate gives firmware the least performance alone.
-    pub is_guided: bool,
     /// Where boost is turned off, if it is on: the file of all policies, else those of some.
     pub boosting: Option<String>,
     /// Where cgroup v1 has the cpu controller.
@@ -51,10 +50,10 @@ impl BoardFacts {
             .unwrap_or_default();
         Self {
             no_schedutil: ids().filter(lacks).collect(),
+            guided: root.text(AMD_PSTATE).is_some_and(|mode| mode == "guided"),
             auto_select: ids()
                 .filter(|id| is_on(&file(*id, "auto_select")))
                 .collect(),
-            is_guided: root.text(AMD_PSTATE).as_deref() == Some("guided"),
             boosting,
             cgroup_v1: cgroup_v1(&root.text("proc/self/mounts").unwrap_or_default()),
             capped: root

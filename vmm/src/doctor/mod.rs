@@ -274,7 +274,11 @@ fn governors(facts: &DoctorFacts) -> Vec<DoctorFinding> {
 fn capacities(facts: &DoctorFacts) -> DoctorFinding {
     const NAME: &str = "cpu capacity";
     if let Some(finding) = traps::CAPACITY.look(facts) {
-        return finding;
+        return match facts.arch == "aarch64" {
+            true => finding,
+            // There is neither a device tree nor a guest that takes capacities.
+            false => finding.change("pin each vCPU to CPUs that are equal"),
+        };
     }
     let told = facts.cpus.cpus.iter().filter_map(|cpu| cpu.capacity);
     let values: BTreeSet<_> = told.collect();
@@ -289,6 +293,11 @@ fn capacities(facts: &DoctorFacts) -> DoctorFinding {
 fn energy_model(facts: &DoctorFacts) -> DoctorFinding {
     const NAME: &str = "energy model";
     match facts.energy_model {
+        EnergyModel::Domains(0) if facts.arch != "aarch64" => DoctorFinding::absent(
+            NAME,
+            "none",
+            "there is one on hybrid CPUs alone; the host places vCPU threads without regard to energy",
+        ),
         EnergyModel::Domains(0) => DoctorFinding::limit(
             NAME,
             "none",

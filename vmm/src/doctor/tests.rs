@@ -115,6 +115,30 @@ fn another_architecture_limits_run_alone() {
     }
 }
 
+/// There is no device tree to change.
+#[test]
+fn a_pc_gets_no_advice_for_boards() {
+    let host = good_host();
+    host.remove("sys/kernel/debug/energy_model");
+    for cpu in 0..4 {
+        host.remove(&format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity"));
+    }
+    let advice = |arch: &str| {
+        let facts = DoctorFacts::read(&host.root(), arch, live());
+        let found = [capacities(&facts), energy_model(&facts)];
+        found.map(|one| one.change.unwrap_or_default())
+    };
+    assert!(
+        advice("aarch64")
+            .iter()
+            .all(|text| text.contains("device tree"))
+    );
+    assert_eq!(
+        advice("x86_64"),
+        ["pin each vCPU to CPUs that are equal", ""]
+    );
+}
+
 /// What is done to a good host.
 type Damage = &'static dyn Fn(&FakeHost);
 

@@ -9,7 +9,7 @@ type FactChange = &'static dyn Fn(&FakeHost, &mut Live);
 
 /// A board that has the trap of this name, and a part of its finding: of the change, or of what is
 /// so where there is nothing to change.
-const BOARDS: [(&str, FactChange, &str); 18] = [
+const BOARDS: [(&str, FactChange, &str); 19] = [
     (
         "uclamp",
         &|_, live| live.uclamp = Err("Operation not supported".into()),
@@ -31,14 +31,22 @@ const BOARDS: [(&str, FactChange, &str); 18] = [
         "boot with amd_pstate=passive",
     ),
     (
-        "cppc",
-        &|host, _| host.write(&format!("{POLICY}/auto_select"), "1\n"),
-        "echo 0 > /sys/devices/system/cpu/cpufreq/policyN/auto_select, N = 0",
-    ),
-    (
         "guided",
         &|host, _| host.write("sys/devices/system/cpu/amd_pstate/status", "guided\n"),
         "echo passive > /sys/devices/system/cpu/amd_pstate/status",
+    ),
+    (
+        "frequency events",
+        &|host, _| {
+            host.write("proc/cpuinfo", "flags\t: cppc\n");
+            host.write(&format!("{POLICY}/scaling_driver"), "amd-pstate\n");
+        },
+        "none by amd-pstate (CPUs 0-1)",
+    ),
+    (
+        "cppc",
+        &|host, _| host.write(&format!("{POLICY}/auto_select"), "1\n"),
+        "echo 0 > /sys/devices/system/cpu/cpufreq/policyN/auto_select, N = 0",
     ),
     (
         "firmware hint",

@@ -5,7 +5,6 @@
 use vcpufreq_device::Headroom;
 use vcpufreq_host::{CpufreqPolicy, NEEDS_UCLAMP};
 
-use super::board::AMD_PSTATE;
 use super::finding::{DoctorFinding, Level};
 use super::floor;
 use super::policies::{numbers, per_policy};
@@ -83,13 +82,14 @@ pub fn table() -> String {
 }
 
 /// All of them.
-pub const ALL: [Trap; 18] = [
+pub const ALL: [Trap; 19] = [
     UCLAMP,
     SCHEDUTIL,
     GOVERNOR,
     FIRMWARE,
-    AUTONOMOUS,
     GUIDED,
+    EVENTS,
+    AUTONOMOUS,
     HINT,
     BOOST,
     CAP,
@@ -105,8 +105,6 @@ pub const ALL: [Trap; 18] = [
 ];
 
 const NO_PLACE: &str = "";
-/// Drivers that tell firmware a performance, and not an OPP.
-const FIRMWARE_DRIVERS: [&str; 4] = ["cppc_cpufreq", "scmi", "amd-pstate", "intel_cpufreq"];
 
 /// A trap without a place; the others override it.
 const TRAP: Trap = Trap {
@@ -188,6 +186,34 @@ pub(super) const FIRMWARE: Trap = Trap {
     ..TRAP
 };
 
+const GUIDED: Trap = Trap {
+    name: "guided",
+    cause: "amd_pstate is guided",
+    effect: "a request is the lowest frequency alone: the CPU may run faster",
+    change: "echo passive > /sys/devices/system/cpu/amd_pstate/status, then choose schedutil",
+    kernel: "amd_pstate=guided 6.4",
+    found: |facts| {
+        let guided = facts.board.guided;
+        guided.then(|| FoundTrap::new("amd_pstate is guided", NO_PLACE))
+    },
+    ..TRAP
+};
+
+const EVENTS: Trap = Trap {
+    name: "frequency events",
+    cause: "amd-pstate, or intel_cpufreq with HWP, sets frequencies without the event cpu_frequency",
+    effect: "bench can't measure, trace has no frequencies, and a guest reads its own 4 ms late",
+    change: "none, or boot with amd_pstate=disable or intel_pstate=no_hwp",
+    kernel: "5.11; amd-pstate 5.17",
+    level: Level::Good,
+    found: |facts| {
+        let silent = |policy: &CpufreqPolicy| policy.without_events;
+        let what = format!("none by {}", drivers(facts, silent)?);
+        Some(FoundTrap::new(what, NO_PLACE))
+    },
+    ..TRAP
+};
+
 const AUTONOMOUS: Trap = Trap {
     name: "cppc",
     cause: "CPPC selects autonomously",
@@ -202,29 +228,16 @@ const AUTONOMOUS: Trap = Trap {
     ..TRAP
 };
 
-const GUIDED: Trap = Trap {
-    name: "guided",
-    cause: "amd-pstate is guided",
-    effect: "firmware may run a higher frequency than schedutil chooses",
-    change: "echo passive > {}",
-    place: AMD_PSTATE,
-    kernel: "6.4",
-    found: |facts| {
-        let guided = facts.board.is_guided;
-        guided.then(|| FoundTrap::new("amd-pstate is guided", AMD_PSTATE))
-    },
-    ..TRAP
-};
-
 const HINT: Trap = Trap {
     name: "firmware hint",
-    cause: "cppc_cpufreq, scmi, amd-pstate or intel_cpufreq drives the frequency",
+    cause: "cppc_cpufreq or scmi drives the frequency",
     effect: "firmware may run another frequency than schedutil chooses",
     change: "compare OPPs and frequencies in vcpufreq top; without OPPs give run a --table (demo makes \
              its own)",
-    kernel: "CONFIG_ACPI_CPPC_CPUFREQ, CONFIG_ARM_SCMI_CPUFREQ; PCs",
+    kernel: "CONFIG_ACPI_CPPC_CPUFREQ, CONFIG_ARM_SCMI_CPUFREQ",
     found: |facts| {
-        let hinted = |policy: &CpufreqPolicy| FIRMWARE_DRIVERS.contains(&policy.driver.as_str());
+        let hinted =
+            |policy: &CpufreqPolicy| matches!(policy.driver.as_str(), "cppc_cpufreq" | "scmi");
         let without = |policy: &CpufreqPolicy| hinted(policy) && policy.opps.is_empty();
         let what = drivers(facts, hinted)?;
         let opps = match drivers(facts, without) {
@@ -430,7 +443,7 @@ fn boost_off(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
 /// Findings that only a host with the trap has; other functions of the doctor have the rest.
 pub(super) fn findings(facts: &DoctorFacts) -> impl Iterator<Item = DoctorFinding> {
     let traps = [
-        AUTONOMOUS, GUIDED, HINT, BOOST, CGROUP_V1, SLICE, LOCKDOWN, PROTECTED, GIC,
+        GUIDED, EVENTS, AUTONOMOUS, HINT, BOOST, CGROUP_V1, SLICE, LOCKDOWN, PROTECTED, GIC,
     ];
     let found = traps.into_iter().filter_map(|trap| trap.look(facts));
     caps(facts).chain(boost_off(facts)).chain(found)

@@ -74,7 +74,7 @@ mod tests {
             (&without, &[][..], "; install qemu-system-x86"),
             (&with, &["--path", "exit"], "are QEMU's; leave it out"),
             (&with, &["--protected"], "are QEMU's; leave it out"),
-            (&with, &["--disk", "d"], "are QEMU's; leave it out"),
+            (&with, &["--disk", "file"], "are QEMU's; leave it out"),
         ] {
             let error = chosen(&[folder], None, words).unwrap_err().to_string();
             assert!(error.ends_with(line), "{error}");

@@ -26,7 +26,7 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use vcpufreq_bench::{RecordedInstance, has_event};
-use vcpufreq_host::monotonic_ns;
+use vcpufreq_host::{HostCpus, HostRoot, monotonic_ns};
 
 use self::{
     guest::GuestTrace,
@@ -82,6 +82,13 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
             "no trace event {event} is to be had; mount tracefs at /sys/kernel/tracing, and run \
              as root"
         );
+    }
+    let cpus = HostCpus::read(&HostRoot::default());
+    if let Some(policy) = cpus.policies.iter().find(|policy| policy.without_events) {
+        warn(&format!(
+            "{} changes frequencies without the event power/cpu_frequency: the trace has none of them",
+            policy.driver
+        ));
     }
     if args.guest_trace.is_some() {
         check_requests_are_traced(&first)?;
