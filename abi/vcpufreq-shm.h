@@ -39,8 +39,6 @@
 #define VCPUFREQ_SHM_SIZE		0x10	/* R  bytes: header and pages */
 #define VCPUFREQ_SHM_PEER		0x14	/* R  number: the server's, for the doorbell */
 
-#define VCPUFREQ_SHM_FEATURE_READS	0x1	/* the server finds a fall without a ring */
-
 #define VCPUFREQ_SHM_MAGIC_VALUE	0x71667076	/* "vpfq" */
 #define VCPUFREQ_SHM_VERSION_VALUE	1
 #define VCPUFREQ_SHM_PAGES		0x1000	/* bytes: where vCPU 0's page begins */

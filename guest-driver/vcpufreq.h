@@ -87,7 +87,6 @@ struct vcpufreq_domain {
  * @cells:	those pages as memory that the host shares, or NULL
  * @doorbell:	tells the host of a store to @cells
  * @peer:	the host's number at @doorbell
- * @finds_falls: the host needs @doorbell for rises alone
  * @pages:	pages of the guest's memory that the host keeps as those at @regs,
  *		by CPU number, or NULL
  * @size:	bytes at @regs or @cells
@@ -97,7 +96,6 @@ struct vcpufreq_io {
 	__le32 *cells;
 	void __iomem *doorbell;
 	u32 peer;
-	bool finds_falls;
 	__le32 *pages;
 	resource_size_t size;
 };
@@ -244,12 +242,7 @@ static inline void vcpufreq_write(const struct vcpufreq *vf, unsigned int cpu,
 	const struct vcpufreq_io *io = &vf->io;
 
 	if (io->cells) {
-		__le32 *cell = vcpufreq_cell(io, cpu, reg);
-		bool falls = value < le32_to_cpu(READ_ONCE(*cell));
-
-		WRITE_ONCE(*cell, cpu_to_le32(value));
-		if (falls && io->finds_falls)
-			return;
+		WRITE_ONCE(*vcpufreq_cell(io, cpu, reg), cpu_to_le32(value));
 		writel(VCPUFREQ_SHM_RING(io->peer, cpu), io->doorbell);
 		return;
 	}

@@ -19,7 +19,6 @@
  * @vcpus:	pages after the header
  * @size:	bytes of header and pages
  * @peer:	the server's number at the doorbell
- * @features:	VCPUFREQ_SHM_FEATURE_*
  */
 struct vcpufreq_header {
 	u32 magic;
@@ -27,7 +26,6 @@ struct vcpufreq_header {
 	u32 vcpus;
 	u32 size;
 	u32 peer;
-	u32 features;
 };
 
 static u32 vcpufreq_header_cell(const void *page, unsigned int offset)
@@ -51,7 +49,6 @@ static int vcpufreq_read_header(const struct resource *memory,
 	header->vcpus = vcpufreq_header_cell(page, VCPUFREQ_SHM_VCPUS);
 	header->size = vcpufreq_header_cell(page, VCPUFREQ_SHM_SIZE);
 	header->peer = vcpufreq_header_cell(page, VCPUFREQ_SHM_PEER);
-	header->features = vcpufreq_header_cell(page, VCPUFREQ_SHM_FEATURES);
 	memunmap(page);
 
 	return 0;
@@ -125,7 +122,6 @@ int vcpufreq_map_shared(struct device *dev, const struct resource *memory,
 	io->cells = mapped + VCPUFREQ_SHM_PAGES;
 	io->size = (resource_size_t)header.vcpus * VCPUFREQ_STRIDE;
 	io->peer = header.peer;
-	io->finds_falls = header.features & VCPUFREQ_SHM_FEATURE_READS;
 
 	return 0;
 }

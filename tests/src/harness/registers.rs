@@ -21,14 +21,12 @@ pub fn register(address: &str) -> Result<(Registers, usize)> {
 
 /// A register that takes requests: `0xADDRESS`; or in shared memory, with the doorbell that is rung
 /// after each and the value that rings it, `0xADDRESS,0xBELL,0xVALUE`; `memory` is a word of the
-/// process' own, for comparison. With `,rises` behind, a fall doesn't ring. Behind `0xMARK:` each follows
-/// a write to that, which a trace has.
+/// process' own, for comparison. Behind `0xMARK:` each follows a write to that, which a trace has.
 pub struct Requests {
     page: Registers,
     offset: usize,
     bell: Option<(Registers, usize, u32)>,
     mark: Option<(Registers, usize)>,
-    falls_ring: bool,
 }
 
 impl Requests {
@@ -42,7 +40,6 @@ impl Requests {
                 offset: 0,
                 bell: None,
                 mark: None,
-                falls_ring: false,
             });
         }
         let (mark, text) = match text.split_once(':') {
@@ -65,7 +62,6 @@ impl Requests {
             offset,
             bell,
             mark,
-            falls_ring: parts.next() != Some("rises"),
         })
     }
 
@@ -73,11 +69,7 @@ impl Requests {
         if let Some((page, offset)) = &self.mark {
             page.write(*offset, 0);
         }
-        let rings = self.falls_ring || value > self.page.read(self.offset);
         self.page.write(self.offset, value);
-        if !rings {
-            return;
-        }
         if let Some((page, offset, value)) = &self.bell {
             // The server looks for the request once it is rung.
             fence(Ordering::Release);

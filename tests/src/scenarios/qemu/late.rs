@@ -53,8 +53,6 @@ const SERVER: &str = "server";
 const SEEN: &str = "exit-seen";
 const EXIT: &str = "exit";
 const DOORBELL: &str = "doorbell";
-/// That of a guest that rings for rises alone.
-const RISES: &str = "rises";
 const RISE: &str = "rise";
 const FALL: &str = "fall";
 
@@ -121,12 +119,11 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
         let mut guest = TimedGuest::boot(plan, &policies, path)?;
         all.extend(guest.measure_all(&policies)?);
         costs.push(guest.cost(&policies)?);
-        match path {
-            "ram" => guest.read_at_exits(policies.len())?,
-            _ => (guest.by, guest.manner) = (RequestReader::Server(RISES), ",rises"),
+        if path == "ram" {
+            guest.read_at_exits(policies.len())?;
+            all.extend(guest.measure_all(&policies)?);
+            costs.push(guest.cost(&policies)?);
         }
-        all.extend(guest.measure_all(&policies)?);
-        costs.push(guest.cost(&policies)?);
         guest.vm.kill()?;
     }
     let rows: Vec<Value> = all.iter().map(StoreTimes::json).collect();
@@ -134,7 +131,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let median = rises.get(rises.len() / 2).copied();
     let [rise, fall] = [&rises, &falls].map(|times| times.last().copied());
     let within = |us: Option<u64>, most| us.is_some_and(|us| us <= most);
-    let readers = policies.len() * Around::ALL.len() * 2 * 5;
+    let readers = policies.len() * Around::ALL.len() * 2 * 4;
     Ok(
         LabVerdict::with_figures(json!({ "rows": rows, "costs": costs }))
             .check_eq("each reader, vCPU and direction", &all.len(), readers)
@@ -149,8 +146,6 @@ struct TimedGuest {
     vm: Vm,
     device: GuestDevice,
     by: RequestReader,
-    /// How it rings, behind its register.
-    manner: &'static str,
 }
 
 /// What reads its requests.
@@ -220,12 +215,7 @@ impl TimedGuest {
             _ => DOORBELL,
         };
         let by = RequestReader::Server(by);
-        Ok(Self {
-            vm,
-            device,
-            by,
-            manner: "",
-        })
+        Ok(Self { vm, device, by })
     }
 
     /// The program takes the server's place.
@@ -300,7 +290,7 @@ impl TimedGuest {
     /// idles, and one that is busy, without a request.
     fn cost(&mut self, policies: &[Policy]) -> Result<Value> {
         let (vcpu, policy) = last_of(policies)?;
-        let request = self.device.set_perf(vcpu) + self.manner;
+        let request = self.device.set_perf(vcpu);
         let mut timed = |what: &str| {
             let values = format!("{} {}", policy.min(), policy.max());
             let stores = format!("stores {vcpu} {what} {TIMED} {values}");
@@ -355,7 +345,7 @@ impl TimedGuest {
         trace.enable(&EVENTS)?;
         trace.start()?;
         let all: Vec<_> = khz.iter().map(u32::to_string).collect();
-        let set_perf = self.device.set_perf(vcpu) + self.manner;
+        let set_perf = self.device.set_perf(vcpu);
         let (count, all) = (around.stores(), all.join(" "));
         let stores = format!("{NOTHING:#x}:{set_perf} {count} {all}");
         self.vm.ask(around.deed(vcpu, &stores))?;

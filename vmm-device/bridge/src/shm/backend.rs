@@ -131,7 +131,7 @@ impl Backend for ShmBackend {
         let requests = ShmRequests::new(self.memory.clone(), self.bells.clone(), all, embedder);
         let requests = Arc::new(requests.looking_every(self.look_every));
         let in_ram = self.memory.offset_in_ram().is_some();
-        let run_watch = Some(Arc::new(RunWatch::new(self.memory.vcpus())));
+        let run_watch = in_ram.then(|| Arc::new(RunWatch::new(self.memory.vcpus())));
         let worker = Worker::start(WorkerParts {
             requests: requests.clone(),
             device: device.clone(),

@@ -14,8 +14,6 @@ pub const PEER: usize = 0x14;
 
 pub const MAGIC_VALUE: u32 = 0x7166_7076;
 pub const VERSION_VALUE: u32 = 1;
-/// The server finds a fall without a ring.
-pub const READS: u32 = 1;
 /// Where vCPU 0's page begins, bytes.
 pub const PAGES: usize = 0x1000;
 
@@ -100,7 +98,6 @@ mod tests {
             ("VCPUFREQ_SHM_VCPUS", VCPUS as u64),
             ("VCPUFREQ_SHM_SIZE", SIZE as u64),
             ("VCPUFREQ_SHM_PEER", PEER as u64),
-            ("VCPUFREQ_SHM_FEATURE_READS", READS.into()),
             ("VCPUFREQ_SHM_MAGIC_VALUE", MAGIC_VALUE.into()),
             ("VCPUFREQ_SHM_VERSION_VALUE", VERSION_VALUE.into()),
             ("VCPUFREQ_SHM_PAGES", PAGES as u64),

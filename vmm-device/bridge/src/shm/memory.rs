@@ -196,7 +196,7 @@ impl SharedMemory {
         let used = u32::try_from(layout::used(self.vcpus)).unwrap_or(u32::MAX);
         for (offset, value) in [
             (layout::VERSION, layout::VERSION_VALUE),
-            (layout::FEATURES, layout::READS),
+            (layout::FEATURES, 0),
             (layout::VCPUS, self.vcpus.into()),
             (layout::SIZE, used),
             (layout::PEER, layout::SERVER.into()),
