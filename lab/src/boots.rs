@@ -42,6 +42,9 @@ const CONTENDED: &str = "bench:contended.new25:contended.new50:contended.new75:c
 /// In the way of `serve` and `qemu`.
 const CONTENDED_SERVED: &str = "bench:contended.new25:contended.new50:contended.new75:contended.woken25:contended.woken50:contended.woken75:contended.part50:contended.guest50:contended.fifo25:contended.deadline25:--variant=host:--variant=sum";
 
+/// Ramps that have to hold by `ram`, too.
+const RAMPS: &str = "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=3";
+
 /// What is tried, a host a row. Short is what finds most defects soonest: this project's driver by
 /// each path on `2+2`, a default run, a real-time host's settings, the BPF programs. Long is the
 /// rest: floods, kills, the bench's bounds, and other kernels, drivers and topologies.
@@ -276,17 +279,14 @@ const BOOTS: &[Boot] = &[
             &["no-exit", "opps-exact", "kill", "flood"],
         )
     },
-    // On 4+3+1 three of its ramps are late: docs/results.md.
     Boot {
         path: Some("ram"),
-        ..boot(
-            Long,
-            180,
-            "2+2",
-            &[
-                "bench:big-ramp:step-down:new-thread:little-to-big:--variant=host:--variant=vm+bridge:--repeats=3",
-            ],
-        )
+        ..boot(Long, 180, "2+2", &[RAMPS])
+    },
+    // Each pCPU has a vCPU there, which the reader shares it with.
+    Boot {
+        path: Some("ram"),
+        ..boot(Long, 120, "4+3+1", &[RAMPS])
     },
     boot(Long, 300, "2+2", &["flood:worker", "flood:uart"]),
     Boot {

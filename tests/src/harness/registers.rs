@@ -21,11 +21,12 @@ pub fn register(address: &str) -> Result<(Registers, usize)> {
 
 /// A register that takes requests: `0xADDRESS`; or in shared memory, with the doorbell that is rung
 /// after each and the value that rings it, `0xADDRESS,0xBELL,0xVALUE`; `memory` is a word of the
-/// process' own, for comparison.
+/// process' own, for comparison. Behind `0xMARK:` each follows a write to that, which a trace has.
 pub struct Requests {
     page: Registers,
     offset: usize,
     bell: Option<(Registers, usize, u32)>,
+    mark: Option<(Registers, usize)>,
 }
 
 impl Requests {
@@ -38,8 +39,13 @@ impl Requests {
                 page,
                 offset: 0,
                 bell: None,
+                mark: None,
             });
         }
+        let (mark, text) = match text.split_once(':') {
+            Some((mark, text)) => (Some(register(mark)?), text),
+            None => (None, text),
+        };
         let mut parts = text.split(',');
         let (page, offset) = register(parts.next().unwrap_or_default())?;
         let bell = match (parts.next(), parts.next()) {
@@ -51,10 +57,18 @@ impl Requests {
             }
             _ => bail!("a doorbell without a value in '{text}'"),
         };
-        Ok(Self { page, offset, bell })
+        Ok(Self {
+            page,
+            offset,
+            bell,
+            mark,
+        })
     }
 
     pub fn write(&self, value: u32) {
+        if let Some((page, offset)) = &self.mark {
+            page.write(*offset, 0);
+        }
         self.page.write(self.offset, value);
         if let Some((page, offset, value)) = &self.bell {
             // The server looks for the request once it is rung.

@@ -148,6 +148,7 @@ fn of_qemu(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "qemu-service" => qemu::service::run(),
         "qemu-efi" => qemu::efi::run(plan),
         "qemu-deaths" => qemu::deaths::run(plan),
+        #[cfg(feature = "bpf")]
         "qemu-late" => qemu::late::run(plan),
         _ => bail!("no such scenario"),
     }

@@ -67,11 +67,13 @@ const CLAMPS: &[i64] = &[
     libc::SYS_sched_getscheduler,
     libc::SYS_sched_setattr,
 ];
-/// What waits for eventfds and perf events.
+/// What waits for eventfds, timers and perf events.
 const EPOLL: &[i64] = &[
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_eventfd2,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
 ];
 /// What looks whether they are readable.
 const WAIT: &[i64] = &[

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How long after a QEMU guest has stored a request in its RAM the request is in force. Three readers
-//! can see it: the server's thread, which reads the RAM; a program on the tracepoint kvm_exit of the
-//! vCPU's thread; and a thread that a doorbell wakes (`shm`). The server has the first and the third.
-//! The second isn't built: the vCPU's next exit is the soonest that such a program can see a store.
+//! How long after a QEMU guest has stored a request in its RAM the request is in force, by three
+//! readers: the server's thread, which reads the RAM; a program on the tracepoint kvm_exit of the
+//! vCPU's thread ([`ExitReader`]); and a thread that a doorbell wakes (`shm`). The server has the first
+//! and the third. What each costs is beside.
 //!
-//! A store in RAM leaves no trace. So the guest writes to a register of QEMU's right behind it, where
-//! nothing is, and the host's trace has that. What carries the request out is in the server's events,
-//! on the same clock.
+//! A store in RAM leaves no trace. So the guest writes to a register of QEMU's right before it, where
+//! nothing is: the store follows when KVM enters the guest again, of which the trace has the time. What
+//! carries the request out is in the server's events, on the same clock.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -17,10 +17,13 @@ use serde_json::{Value, json};
 use vcpufreq_bench::tracefs::{Instance, Mmio, events as lines};
 use vcpufreq_tests::LabVerdict;
 
+use super::FREE;
+use super::exit_reader::{Carried, ExitReader};
+use super::ram::{BUSY, IDLE, turns};
 use crate::harness::access_cost::NAP_MS;
-use crate::harness::plan::{GuestDevice, Plan, first_cpus, set_governor};
+use crate::harness::plan::{GuestDevice, Plan, first_cpus, last_of, let_load_decay, set_governor};
 use crate::harness::policy::Policy;
-use crate::harness::vm::{Setup, Vm, events};
+use crate::harness::vm::{Vm, events};
 use crate::harness::vmm::Vmm;
 
 /// QueueSel of `virt`'s first virtio-mmio transport, which no device is behind: QEMU ignores writes.
@@ -31,10 +34,6 @@ const STORES: usize = 100;
 const STORES_AT_REST: usize = 40;
 /// So long that the server's thread sleeps.
 const REST_MS: u64 = 100;
-/// A clamp that came so long before the traced write still answers its store: the emulator may run
-/// another CPU's turn in between. In `Rests` it may be the answer to the store before, which has none
-/// then.
-const BEFORE_US: u64 = 500;
 /// A tick of the guest's: by then each rise is in force.
 const RISE_US: u64 = 4_000;
 /// Of all rises together: of one state alone there are twenty, whose median is a draw.
@@ -43,11 +42,15 @@ const MEDIAN_RISE_US: u64 = 1_000;
 const FALL_US: u64 = 20_000;
 /// Of each CPU, for the exits of a busy vCPU.
 const BUFFER_KIB: u32 = 8 * 1024;
-const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_exit"];
+const EVENTS: [&str; 2] = ["kvm/kvm_mmio", "kvm/kvm_entry"];
+/// Stores that are timed together, and how often.
+const TIMED: u64 = 500;
+const BATCHES: usize = 9;
 
-/// The readers: the thread of the server that reads RAM, a program at the vCPU's next exit, and a thread
-/// that a doorbell wakes.
+/// The readers: the thread of the server that reads RAM; a program at the vCPU's exits, until it has
+/// seen the request, and until a thread that it wakes has clamped; and a thread that a doorbell wakes.
 const SERVER: &str = "server";
+const SEEN: &str = "exit-seen";
 const EXIT: &str = "exit";
 const DOORBELL: &str = "doorbell";
 const RISE: &str = "rise";
@@ -111,42 +114,45 @@ impl Around {
 
 pub fn run(plan: &Plan) -> Result<LabVerdict> {
     let policies = Policy::all()?;
-    let mut all = Vec::new();
+    let (mut all, mut costs) = (Vec::new(), Vec::new());
     for path in ["ram", "shm"] {
-        let plan = Plan {
-            driver: plan.driver.clone(),
-            path: Some(path.to_owned()),
-            vmm: Vmm::Qemu,
-            protected: false,
-        };
-        let setup = plan.mirroring(&first_cpus(&policies));
-        let mut guest = TimedGuest::boot(&plan, &setup.with(&["--rate-limit", "0"]), path)?;
-        for (vcpu, policy) in policies.iter().enumerate() {
-            for around in Around::ALL {
-                all.extend(guest.measure((vcpu, policy), around)?);
-            }
+        let mut guest = TimedGuest::boot(plan, &policies, path)?;
+        all.extend(guest.measure_all(&policies)?);
+        costs.push(guest.cost(&policies)?);
+        if path == "ram" {
+            guest.read_at_exits(policies.len())?;
+            all.extend(guest.measure_all(&policies)?);
+            costs.push(guest.cost(&policies)?);
         }
-        guest.vm.quit()?;
+        guest.vm.kill()?;
     }
     let rows: Vec<Value> = all.iter().map(StoreTimes::json).collect();
     let [rises, falls] = [RISE, FALL].map(|direction| of_server(&all, direction));
     let median = rises.get(rises.len() / 2).copied();
     let [rise, fall] = [&rises, &falls].map(|times| times.last().copied());
     let within = |us: Option<u64>, most| us.is_some_and(|us| us <= most);
-    let readers = policies.len() * Around::ALL.len() * 2 * 3;
-    Ok(LabVerdict::with_figures(json!({ "rows": rows }))
-        .check_eq("each reader, vCPU and direction", &all.len(), readers)
-        .check("the longest rise", within(rise, RISE_US), rise)
-        .check("the median rise", within(median, MEDIAN_RISE_US), median)
-        .check("the longest fall", within(fall, FALL_US), fall))
+    let readers = policies.len() * Around::ALL.len() * 2 * 4;
+    Ok(
+        LabVerdict::with_figures(json!({ "rows": rows, "costs": costs }))
+            .check_eq("each reader, vCPU and direction", &all.len(), readers)
+            .check("the longest rise", within(rise, RISE_US), rise)
+            .check("the median rise", within(median, MEDIAN_RISE_US), median)
+            .check("the longest fall", within(fall, FALL_US), fall),
+    )
 }
 
 /// A guest whose requests are this scenario's alone.
 struct TimedGuest {
     vm: Vm,
     device: GuestDevice,
-    /// The reader that its server is.
-    reader: &'static str,
+    by: RequestReader,
+}
+
+/// What reads its requests.
+enum RequestReader {
+    /// The server, which is called so.
+    Server(&'static str),
+    Program(ExitReader),
 }
 
 /// How long a reader took to see a vCPU's rises or falls.
@@ -191,26 +197,45 @@ fn of_server(all: &[StoreTimes], direction: &str) -> Vec<u64> {
 }
 
 impl TimedGuest {
-    fn boot(plan: &Plan, setup: &Setup, path: &'static str) -> Result<Self> {
-        let mut vm = plan.guest(setup)?;
-        for vcpu in 0..setup.pins.len() {
+    fn boot(plan: &Plan, policies: &[Policy], path: &'static str) -> Result<Self> {
+        let plan = Plan {
+            driver: plan.driver.clone(),
+            path: Some(path.to_owned()),
+            vmm: Vmm::Qemu,
+            protected: false,
+        };
+        let setup = plan.mirroring(&first_cpus(policies));
+        let mut vm = plan.guest(&setup.with(&["--rate-limit", "0"]))?;
+        for vcpu in 0..policies.len() {
             set_governor(&mut vm, vcpu, "userspace")?;
         }
         let device = GuestDevice::of(&mut vm)?;
-        let reader = match path {
+        let by = match path {
             "ram" => SERVER,
             _ => DOORBELL,
         };
-        Ok(Self { vm, device, reader })
+        let by = RequestReader::Server(by);
+        Ok(Self { vm, device, by })
     }
 
-    /// A request and what the trace has of it: the doorbell, or the register behind.
-    fn marked(&self, vcpu: usize) -> (String, u64) {
-        let set_perf = self.device.set_perf(vcpu);
-        match self.device.bell {
-            Some((bell, _)) => (set_perf, bell),
-            None => (format!("{set_perf},{NOTHING:#x},0x0"), NOTHING),
+    /// The program takes the server's place.
+    fn read_at_exits(&mut self, vcpus: usize) -> Result<()> {
+        self.vm.kill_prefix()?;
+        for vcpu in 0..vcpus {
+            self.vm.settled_clamp(vcpu, FREE)?;
         }
+        self.by = RequestReader::Program(ExitReader::start(&self.vm, &self.device)?);
+        Ok(())
+    }
+
+    fn measure_all(&mut self, policies: &[Policy]) -> Result<Vec<StoreTimes>> {
+        let mut all = Vec::new();
+        for (vcpu, policy) in policies.iter().enumerate() {
+            for around in Around::ALL {
+                all.extend(self.measure((vcpu, policy), around)?);
+            }
+        }
+        Ok(all)
     }
 
     fn measure(
@@ -218,26 +243,20 @@ impl TimedGuest {
         (vcpu, policy): (usize, &Policy),
         around: Around,
     ) -> Result<Vec<StoreTimes>> {
-        let (set_perf, mark) = self.marked(vcpu);
         let khz = around.requests(policy);
         if around == Around::Busy {
             self.vm.ask(format!("start busy busy {vcpu}"))?;
         }
         let before = events()?.len();
-        let text = self.traced((vcpu, &set_perf), &khz, around)?;
+        let text = self.traced(vcpu, &khz, around)?;
         if around == Around::Busy {
             self.vm.ask("stop busy")?;
         }
-        let (marks, exits) = marks_and_exits(&text, self.vm.vcpu_tid(vcpu)?, mark)?;
-        let stores = around.stores();
+        let tid = self.vm.vcpu_tid(vcpu)?;
+        let (marks, stores) = (marks(&text, tid)?, around.stores());
         ensure!(marks.len() == stores, "{} of {stores} stores", marks.len());
-        let applied = applied(vcpu, before)?;
-        let seen = |reader, direction| {
-            let (times, slack) = match reader {
-                EXIT => (&exits, 0),
-                _ => (&applied, BEFORE_US),
-            };
-            let each = seen_after(&marks, times, slack).into_iter().zip(0..);
+        let seen = |(reader, times): (_, Vec<u64>), direction| {
+            let each = seen_after(&marks, &times).into_iter().zip(0..);
             let each = each.filter(|(_, at)| direction_of(&khz, *at) == Some(direction));
             let mut us: Vec<u64> = each.map(|(us, _)| us).collect();
             us.sort_unstable();
@@ -249,26 +268,86 @@ impl TimedGuest {
                 us,
             }
         };
-        let readers = match self.reader {
-            SERVER => vec![SERVER, EXIT],
-            reader => vec![reader],
+        let readers = match &self.by {
+            RequestReader::Server(name) => vec![(*name, applied(vcpu, before)?)],
+            RequestReader::Program(reader) => {
+                let all = reader.carried().into_iter();
+                let own: Vec<_> = all.filter(|one| one.tid == tid).collect();
+                let of = |time: fn(&Carried) -> u64| own.iter().map(time).collect();
+                vec![
+                    (SEEN, of(|one| one.seen_us)),
+                    (EXIT, of(|one| one.applied_us)),
+                ]
+            }
         };
-        let of = |reader| [RISE, FALL].map(|direction| seen(reader, direction));
-        Ok(readers.into_iter().flat_map(of).collect())
+        let both = |reader: (&'static str, Vec<u64>)| {
+            [RISE, FALL].map(|direction| seen(reader.clone(), direction))
+        };
+        Ok(readers.into_iter().flat_map(both).collect())
+    }
+
+    /// What a request costs the vCPU beside a store, and how often the reader wakes beside a guest that
+    /// idles, and one that is busy, without a request.
+    fn cost(&mut self, policies: &[Policy]) -> Result<Value> {
+        let (vcpu, policy) = last_of(policies)?;
+        let request = self.device.set_perf(vcpu);
+        let mut timed = |what: &str| {
+            let values = format!("{} {}", policy.min(), policy.max());
+            let stores = format!("stores {vcpu} {what} {TIMED} {values}");
+            let batches = (0..BATCHES).map(|_| self.vm.number(&stores));
+            let mut ns = batches.collect::<Result<Vec<_>>>()?;
+            ns.sort_unstable();
+            anyhow::Ok(ns[BATCHES / 2])
+        };
+        let (request, store) = (timed(&request)?, timed("memory")?);
+        // The reader may sleep again.
+        let_load_decay();
+        let idle = self.woken(IDLE)?;
+        for vcpu in 0..policies.len() {
+            self.vm.ask(format!("start busy{vcpu} busy {vcpu}"))?;
+        }
+        let_load_decay();
+        let busy = self.woken(BUSY)?;
+        for vcpu in 0..policies.len() {
+            self.vm.ask(format!("stop busy{vcpu}"))?;
+        }
+        let reader = match &self.by {
+            RequestReader::Server(name) => name,
+            RequestReader::Program(_) => EXIT,
+        };
+        Ok(json!({
+            "reader": reader, "request_ns": request / TIMED, "store_ns": store / TIMED,
+            "idle": idle, "busy": busy,
+        }))
+    }
+
+    /// How often the reader's thread wakes in this time, and what the program does.
+    fn woken(&self, time: Duration) -> Result<Value> {
+        let wakeups = || match &self.by {
+            RequestReader::Server(_) => turns(&self.vm),
+            RequestReader::Program(reader) => Ok(reader.carried().len() as u64),
+        };
+        let looks = || match &self.by {
+            RequestReader::Server(_) => Ok(None),
+            RequestReader::Program(reader) => reader.looks().map(Some),
+        };
+        let (wakeups_before, looks_before) = (wakeups()?, looks()?);
+        sleep(time);
+        let (wakeups, looks) = (wakeups()? - wakeups_before, looks()?);
+        let looks = looks.zip(looks_before);
+        let program = looks.map(|(now, before)| now.since(before));
+        Ok(json!({ "seconds": time.as_secs(), "wakeups": wakeups, "program": program }))
     }
 
     /// The trace of stores of these values in turn.
-    fn traced(
-        &mut self,
-        (vcpu, set_perf): (usize, &str),
-        khz: &[u32],
-        around: Around,
-    ) -> Result<String> {
+    fn traced(&mut self, vcpu: usize, khz: &[u32], around: Around) -> Result<String> {
         let trace = Instance::create("stores", BUFFER_KIB)?;
         trace.enable(&EVENTS)?;
         trace.start()?;
         let all: Vec<_> = khz.iter().map(u32::to_string).collect();
-        let stores = format!("{set_perf} {} {}", around.stores(), all.join(" "));
+        let set_perf = self.device.set_perf(vcpu);
+        let (count, all) = (around.stores(), all.join(" "));
+        let stores = format!("{NOTHING:#x}:{set_perf} {count} {all}");
         self.vm.ask(around.deed(vcpu, &stores))?;
         // The server's events are written behind.
         sleep(Duration::from_millis(REST_MS));
@@ -279,18 +358,18 @@ impl TimedGuest {
     }
 }
 
-/// When a vCPU's thread wrote to `mark`, and when it left its guest, in µs.
-fn marks_and_exits(text: &str, tid: i32, mark: u64) -> Result<(Vec<u64>, Vec<u64>)> {
-    let (mut marks, mut exits) = (Vec::new(), Vec::new());
+/// When a vCPU's thread entered its guest again after a write to [`NOTHING`], in µs.
+fn marks(text: &str, tid: i32) -> Result<Vec<u64>> {
+    let (mut marks, mut wrote) = (Vec::new(), false);
     for line in lines(text).filter(|line| line.tid() == Some(tid)) {
         let is_write = line.event == "kvm_mmio" && line.tail.starts_with("mmio write ");
-        if line.event == "kvm_exit" {
-            exits.push(line.time_us);
-        } else if is_write && Mmio::read(&line)?.address == mark {
+        if is_write {
+            wrote |= Mmio::read(&line)?.address == NOTHING;
+        } else if line.event == "kvm_entry" && std::mem::take(&mut wrote) {
             marks.push(line.time_us);
         }
     }
-    Ok((marks, exits))
+    Ok(marks)
 }
 
 /// When the server has put requests of this vCPU into force, in µs, from event `first` on.
@@ -312,14 +391,12 @@ fn direction_of(khz: &[u32], at: usize) -> Option<&'static str> {
     Some(if rises { RISE } else { FALL })
 }
 
-/// How long after each mark the first of `times` is, [`u64::MAX`] if the next mark is first. What is
-/// `slack` before a mark is of it, too.
-fn seen_after(marks: &[u64], times: &[u64], slack: u64) -> Vec<u64> {
+/// How long after each mark the first of `times` is, [`u64::MAX`] if the next mark is first.
+fn seen_after(marks: &[u64], times: &[u64]) -> Vec<u64> {
     let ends = marks.iter().skip(1).copied().chain([u64::MAX]);
     let each = marks.iter().zip(ends).map(|(&mark, end)| {
-        let [after, to] = [mark, end].map(|time| time.saturating_sub(slack));
-        let first = times.iter().find(|time| (after + 1..=to).contains(time));
-        first.map_or(u64::MAX, |time| time.saturating_sub(mark))
+        let first = times.iter().find(|time| (mark..end).contains(time));
+        first.map_or(u64::MAX, |time| time - mark)
     });
     each.collect()
 }
@@ -333,9 +410,7 @@ mod tests {
     #[test]
     fn each_store_has_its_own_answer() {
         let times = [95, 130, 140, 260];
-        let marks = [100, 200, 300];
-        assert_eq!(seen_after(&marks, &times, 10), [0, 60, u64::MAX]);
-        assert_eq!(seen_after(&marks, &times, 0), [30, 60, u64::MAX]);
+        assert_eq!(seen_after(&[100, 200, 300], &times), [30, 60, u64::MAX]);
     }
 
     #[test]

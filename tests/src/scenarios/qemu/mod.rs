@@ -8,6 +8,9 @@ pub mod control;
 pub mod deaths;
 pub mod debian;
 pub mod efi;
+#[cfg(feature = "bpf")]
+mod exit_reader;
+#[cfg(feature = "bpf")]
 pub mod late;
 pub mod libvirt;
 pub mod life;

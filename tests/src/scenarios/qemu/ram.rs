@@ -47,12 +47,12 @@ const REFUSED: &str = "give its memory object share=on";
 /// How long the guest idles, and how often the server may run meanwhile: 25 times after the last
 /// request, and then each time that a vCPU has run for 250 µs or a pCPU has changed its frequency. Awake
 /// it runs each ms.
-const IDLE: Duration = Duration::from_secs(10);
+pub const IDLE: Duration = Duration::from_secs(10);
 const MOST_WAKEUPS: u64 = 250;
 /// How long its vCPUs are busy, and how often the server's thread may run meanwhile: each ms, and now and
 /// then for the frequency. No bound is on its time: the emulated CPUs of the busy vCPUs take turns with
 /// its own, so it seems to take some 300 us a turn.
-const BUSY: Duration = Duration::from_secs(4);
+pub const BUSY: Duration = Duration::from_secs(4);
 const MOST_TURNS: u64 = 4_400;
 
 pub fn run() -> Result<LabVerdict> {
@@ -131,19 +131,23 @@ fn reader(vm: &Vm) -> Result<String> {
     Ok(format!("/proc/{process}/task/{tid}"))
 }
 
+/// How often that thread has slept.
+pub fn turns(vm: &Vm) -> Result<u64> {
+    let status = format!("{}/status", reader(vm)?);
+    sysfs::field(status, "voluntary_ctxt_switches")
+}
+
 /// How often it runs beside a guest whose vCPUs are busy and request nothing new.
 fn busy(vm: &mut Vm, vcpus: usize) -> Result<LabVerdict> {
     let thread = reader(vm)?;
-    let status = format!("{thread}/status");
-    let turns = || sysfs::field::<u64>(&status, "voluntary_ctxt_switches");
     for vcpu in 0..vcpus {
         vm.ask(format!("start busy{vcpu} busy {vcpu}"))?;
     }
     let_load_decay();
-    let (turns_before, (ran_before, _)) = (turns()?, sysfs::ran_and_waited_ns(&thread)?);
+    let (turns_before, (ran_before, _)) = (turns(vm)?, sysfs::ran_and_waited_ns(&thread)?);
     sleep(BUSY);
     let (ran, _) = sysfs::ran_and_waited_ns(&thread)?;
-    let turns = turns()? - turns_before;
+    let turns = turns(vm)? - turns_before;
     for vcpu in 0..vcpus {
         vm.ask(format!("stop busy{vcpu}"))?;
     }
@@ -159,11 +163,9 @@ fn busy(vm: &mut Vm, vcpus: usize) -> Result<LabVerdict> {
 
 /// How often it wakes beside a guest that idles.
 fn idle(vm: &Vm) -> Result<LabVerdict> {
-    let status = format!("{}/status", reader(vm)?);
-    let wakeups = || sysfs::field::<u64>(&status, "voluntary_ctxt_switches");
-    let before = wakeups()?;
+    let before = turns(vm)?;
     sleep(IDLE);
-    let wakeups = wakeups()? - before;
+    let wakeups = turns(vm)? - before;
     let figures = json!({ "wakeups": wakeups, "seconds": IDLE.as_secs() });
     let seldom = wakeups <= MOST_WAKEUPS;
     Ok(LabVerdict::with_figures(figures).check("it seldom wakes", seldom, wakeups))

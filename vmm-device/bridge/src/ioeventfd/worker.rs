@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use vcpufreq_device::{Actuator, Device, Events, Source, VcpuId};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::timerfd::TimerFd;
 
 use super::perf_watch::CHANGED;
 use super::refresh_timer::RefreshTimer;
@@ -152,9 +153,12 @@ struct Turns<A, S, E> {
     /// A fact that cur_perf depends on has changed since the last look.
     changed: AtomicBool,
     rest: Rest,
+    /// Begins a turn each [`run_watch::TURN`], however long one takes.
+    clock: Option<TimerFd>,
 }
 
 const STOP: u64 = u64::MAX;
+const CLOCK: u64 = u64::MAX - 2;
 
 impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
     fn new(plan: WorkerParts<A, S, E>, stop: &EventFd) -> std::io::Result<Self> {
@@ -170,6 +174,14 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
         for (index, fd) in (0..).zip(plan.requests.fds()) {
             add(fd, index)?;
         }
+        let clock = plan
+            .run_watch
+            .as_ref()
+            .map(|_| TimerFd::new())
+            .transpose()?;
+        if let Some(clock) = &clock {
+            add(clock.as_raw_fd(), CLOCK)?;
+        }
         let now = Instant::now();
         Ok(Self {
             plan,
@@ -179,12 +191,14 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
             stopped: AtomicBool::new(false),
             changed: AtomicBool::new(false),
             rest: Rest::default(),
+            clock,
         })
     }
 
     fn run(mut self) -> std::io::Result<()> {
         self.keep_out_of_the_way();
         self.plan.embedder.on_thread(BridgeThread::Requests);
+        self.start_clock()?;
         let mut events = [EpollEvent::default(); TURN];
         // Read between turns, when no request waits.
         let mut cpu_before = vcpufreq_host::thread_cpu_time();
@@ -193,12 +207,13 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
             let events = &events[..count];
             let answered = events.iter().filter(|event| self.answer(event.data()));
             let answered = answered.count();
+            let woken = events.iter().any(|event| event.data() != CLOCK);
             let found = self.plan.requests.finish(&self.plan.device);
             let used = vcpufreq_host::thread_cpu_time().saturating_sub(cpu_before);
-            let used = charged(count > 0, found, used);
+            let used = charged(woken, found, used);
             self.look_when_due();
             std::thread::sleep(self.budget.after(used, Instant::now()));
-            self.rest_after(found || answered > 0);
+            self.rest_after(found || answered > 0)?;
             cpu_before = vcpufreq_host::thread_cpu_time();
         }
         Ok(())
@@ -212,9 +227,6 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
         if self.plan.requests.is_unfinished() {
             wait = wait.min(FINISH);
         }
-        if self.plan.run_watch.is_some() {
-            wait = wait.min(run_watch::TURN);
-        }
         // Up to the next millisecond, or the last one would be spent spinning.
         let wait = match self.rest.is_asleep() {
             true => -1,
@@ -227,11 +239,13 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
     }
 
     /// Whether it may have been a request.
-    fn answer(&self, what: u64) -> bool {
+    fn answer(&mut self, what: u64) -> bool {
         let run_watch = self.plan.run_watch.as_ref();
         match what {
             STOP => self.stopped.store(true, Relaxed),
             CHANGED => self.changed.store(true, Relaxed),
+            // Starts its next ms.
+            CLOCK => drop(self.clock.as_mut().map(TimerFd::wait)),
             ran if run_watch.is_some_and(|watch| watch.hears(ran)) => self.rest.vcpu_runs(),
             _ => {
                 if let Ok(index) = usize::try_from(what) {
@@ -244,15 +258,27 @@ impl<A: Actuator, S: Source, E: Events> Turns<A, S, E> {
     }
 
     /// Puts the worker to sleep after a while without a request. A vCPU that runs wakes it.
-    fn rest_after(&mut self, had_request: bool) {
+    fn rest_after(&mut self, had_request: bool) -> std::io::Result<()> {
         let Some(watch) = &self.plan.run_watch else {
-            return;
+            return Ok(());
         };
+        let slept = self.rest.is_asleep();
         // A request of before the events were armed is found by the last look.
         if self.rest.after_turn(had_request, Instant::now()) && watch.arm() {
             let found = self.plan.requests.finish(&self.plan.device);
             self.rest.sleep_unless(found, Instant::now());
         }
+        match (slept, self.rest.is_asleep()) {
+            (true, false) => self.start_clock(),
+            (false, true) => Ok(self.clock.as_mut().map_or(Ok(()), TimerFd::clear)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn start_clock(&mut self) -> std::io::Result<()> {
+        let turn = run_watch::TURN;
+        let clock = self.clock.as_mut();
+        Ok(clock.map_or(Ok(()), |clock| clock.reset(turn, Some(turn)))?)
     }
 
     fn look_when_due(&mut self) {
