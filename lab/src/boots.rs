@@ -662,7 +662,7 @@ const BOOTS: &[Boot] = &[
         sampled: &["opps-floor", "unpinned"],
         arch: X86_64,
         vmm: GuestVmm::Qemu,
-        ..boot(Long, 240, "pc", &["flood", "default-run"])
+        ..boot(Long, 640, "pc", &["flood", "default-run", "qemu-deaths"])
     },
     Boot {
         arch: X86_64,

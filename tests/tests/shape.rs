@@ -21,9 +21,10 @@ const FIGURES: &[Figure] = &[
     ("files of vmm that import rt", rt_in_vmm, 4),
     // 41 of them are tunings, memory in the place of registers, pages in a guest's RAM, and pages that a protected guest shares.
     // 4 are used across the borders of its crates; 32 are the builder, Embedder, mirror, and
-    // calls for threads, snapshots and unplugged vCPUs. One is the kernel's parameter that doctor and bench name.
+    // calls for threads, snapshots and unplugged vCPUs. Two are kernel's parameters that doctor and bench name.
+    // One tells demo whether frequencies are measured.
     // 71, and 2 traits, are of host's feature undo, which rt, bench and vmm use.
-    ("public items of vmm-device", public_items, 786),
+    ("public items of vmm-device", public_items, 788),
     ("public traits of vmm-device", public_traits, 18),
     ("files that name a scenario, median", files_of_a_scenario, 2),
     (

@@ -48,7 +48,7 @@ pub struct CpufreqPolicy {
     pub max_khz: Option<u32>,
     /// Whether schedutil changes its frequency without the event `power:cpu_frequency`: by the driver's
     /// adjust_perf(), as up to Linux 7.3.
-    pub without_events: bool,
+    without_events: bool,
     /// Operating points, frequency rising, those of boost too, whether it is on or off; empty if the
     /// host reports none.
     pub opps: Vec<HostOpp>,

@@ -207,7 +207,7 @@ const EVENTS: Trap = Trap {
     kernel: "5.11; amd-pstate 5.17",
     level: Level::Good,
     found: |facts| {
-        let silent = |policy: &CpufreqPolicy| policy.without_events;
+        let silent = |policy: &CpufreqPolicy| policy.events_by().is_some();
         let what = format!("none by {}", drivers(facts, silent)?);
         Some(FoundTrap::new(what, NO_PLACE))
     },

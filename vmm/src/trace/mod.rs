@@ -84,7 +84,8 @@ pub fn trace(args: &TraceArgs) -> anyhow::Result<u8> {
         );
     }
     let cpus = HostCpus::read(&HostRoot::default());
-    if let Some(policy) = cpus.policies.iter().find(|policy| policy.without_events) {
+    let mut policies = cpus.policies.iter();
+    if let Some(policy) = policies.find(|policy| policy.events_by().is_some()) {
         warn(&format!(
             "{} changes frequencies without the event power/cpu_frequency: the trace has none of them",
             policy.driver

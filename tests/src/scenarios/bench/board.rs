@@ -332,14 +332,14 @@ pub fn report() -> Result<LabVerdict> {
         "results": results, "rows": rows, "failures": report["bench"]["failures"],
         "said": text(&output.stderr),
     });
+    // The program's own verdict.
+    let demo = report["demo"]["held"] == true;
     let bench = &report["bench"];
     let mut rows_of_bench = bench["results"].as_array().into_iter().flatten();
     let finds = report["doctor"]["exit_code"] != 0
-        || report["demo"]["held"] != true
+        || !demo
         || count(&bench["failures"]) > 0
         || rows_of_bench.any(|row| count(&row["unsettled"]) > 0);
-    // The program's own verdict.
-    let demo = report["demo"]["held"] == true;
     Ok(LabVerdict::with_figures(figures)
         .check("the page is whole", whole, ())
         .check("the demo's loop is closed", demo, &report["demo"])
