@@ -132,10 +132,7 @@ const BOOTS: &[Boot] = &[
     // Its host has kernel and modules where a board has them.
     boot(Long, 40, "2+2", &["board:demo"]).with(&[Board]),
     boot(Long, 135, "2+2", &["board"]).with(&[Board]),
-    Boot {
-        sampled: &["board:kills"],
-        ..boot(Long, 180, "2+2", &[]).with(&[Board, Qemu])
-    },
+    boot(Long, 180, "2+2", &["board:kills"]).with(&[Board, Qemu]),
     Boot {
         driver: Mainline,
         ..boot(Long, 40, "2+2", &["board:demo"]).with(&[Board])
@@ -148,8 +145,7 @@ const BOOTS: &[Boot] = &[
     Boot {
         host: Rt,
         guest: Rt,
-        sampled: &["rt-settings:kills"],
-        ..boot(Long, 300, "2+2", &[])
+        ..boot(Long, 300, "2+2", &["rt-settings:kills"])
     },
     Boot {
         host: Rt,
@@ -769,6 +765,10 @@ pub fn parts(scenarios: &[String]) -> Vec<HostPart> {
         let mut names = [scenario.len()].into_iter().chain(ends);
         if let Some(boot) = names.find_map(|end| row(&scenario[..end])) {
             parts.extend(boot.parts);
+        }
+        // As the bench takes it, with any options.
+        if scenario.split(':').any(|word| word.starts_with("fio")) {
+            parts.extend([DiskModules, Fio]);
         }
     }
     parts

@@ -60,7 +60,7 @@ fn of_runs(runs: &[Value]) -> String {
     table + &format!("\nMeasured on {}.\n", machines.join("; "))
 }
 
-/// The least and the most, in seconds up to two minutes.
+/// The least and the most, in seconds up to two minutes. No run took less or more.
 fn range(mut seconds: Vec<u64>) -> String {
     seconds.sort_unstable();
     let (Some(&least), Some(&most)) = (seconds.first(), seconds.last()) else {
@@ -70,7 +70,7 @@ fn range(mut seconds: Vec<u64>) -> String {
         0..=120 => ("s", 1),
         _ => ("min", 60),
     };
-    let [least, most] = [least, most].map(|s| (s + divisor / 2) / divisor);
+    let (least, most) = (least / divisor, most.div_ceil(divisor));
     match least == most {
         true => format!("{most} {unit}"),
         false => format!("{least} to {most} {unit}"),

@@ -57,7 +57,12 @@ fn the_bench_has_as_many_repeats_as_there_are_draws() {
 #[test]
 fn a_host_has_what_its_scenario_needs() {
     let of = |scenario: &str| parts(&[scenario.to_owned()]);
-    let rows: [(HostPart, &[&str]); 11] = [
+    let rows: [(HostPart, &[&str]); 13] = [
+        (
+            DiskModules,
+            &["bench:fio", "bench:fio.seq_read:--repeats=5", "disk"],
+        ),
+        (Fio, &["bench:fio", "bench:fio:--variant=host"]),
         (Board, &["board", "board:kills:3", "board:report"]),
         (Disk, &["debian-guest"]),
         (Firmware, &["qemu-efi"]),

@@ -367,7 +367,7 @@ pub(super) const BTF: Trap = Trap {
 const PROTECTED: Trap = Trap {
     name: "kvm mode",
     cause: "KVM is in protected mode",
-    effect: "guests of run are not protected VMs, and keep read-only slots",
+    effect: "run --protected can have protected guests; others are as ever, with each path",
     change: "none",
     kernel: "5.12, kvm-arm.mode=protected",
     level: Level::Good,
