@@ -269,11 +269,13 @@ mod tests {
         }
     }
 
+    /// With the keys that it has as a comment, too.
     #[test]
-    fn the_documented_file_is_taken() {
-        let page = include_str!("../../docs/vcpufreq.md");
-        let file = page.split("```toml\n").nth(1).unwrap();
-        let options = RunArgs::of_toml(file.split("```").next().unwrap());
+    fn the_example_is_taken_whole() {
+        let file = include_str!("../../docs/examples/guest.toml");
+        let (first, second) = file.split_once("# [vcpu.2-3]").unwrap();
+        let second = second.replace("\n# ", "\n");
+        let options = RunArgs::of_toml(&format!("{first}[vcpu.2-3]{second}"));
         assert_eq!(options.mem.0, 1024);
         assert_eq!(options.vcpus.largest_named(), Some(3));
         assert_eq!(options.vcpus.table[0].value.0.len(), 2);
