@@ -95,7 +95,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "worker-place" => paths::worker_place::run(plan),
         "in-force" => paths::in_force::run(plan),
         "paths" => paths::cost::run(plan),
-        "peer" => bench::peer::run(plan),
+        "peer" => bench::peer::run(),
         "stats" => device::stats::run(plan),
         "steal" => device::steal::run(plan),
         "systemd" => device::systemd::run(plan),

@@ -102,32 +102,14 @@ fn guests(policies: &[Policy]) -> Vec<(PeerVmm, Vec<PeerMetric>)> {
     guests
 }
 
-/// Those that can have a protected guest: its RAM is its own, and no program of the host's reads its
-/// requests. An hour would show nothing new.
-fn of_protected(mut guests: Vec<(PeerVmm, Vec<PeerMetric>)>) -> Vec<(PeerVmm, Vec<PeerMetric>)> {
-    guests.retain(|(vmm, _)| match vmm {
-        PeerVmm::Ours { path, clamp, .. } => *path != "bpf" && *clamp == "floor",
-        PeerVmm::Crosvm => true,
-        _ => false,
-    });
-    for (_, metrics) in &mut guests {
-        metrics.retain(|(name, _)| *name != LATER.0);
-    }
-    guests
-}
-
 /// Both, or vcpufreq alone.
-pub fn run(plan: &Plan) -> Result<LabVerdict> {
+pub fn run() -> Result<LabVerdict> {
     let policies = Policy::all()?;
-    let mut guests = guests(&policies);
-    if plan.protected {
-        guests = of_protected(guests);
-    }
     let mut rows = Vec::new();
-    for (vmm, metrics) in guests {
+    for (vmm, metrics) in guests(&policies) {
         let name = vmm.name();
         // One that fails doesn't hide the others.
-        rows.push(match measure((vmm, plan.protected), &policies, &metrics) {
+        rows.push(match measure(vmm, &policies, &metrics) {
             Ok(row) => json!({ "vmm": name, "measured": row }),
             Err(error) => json!({ "vmm": name, "error": format!("{error:#}") }),
         });
@@ -144,12 +126,8 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
     Ok(LabVerdict::with_figures(figures).check_none("nothing is wrong", &wrong))
 }
 
-fn measure(
-    (vmm, protected): (PeerVmm, bool),
-    policies: &[Policy],
-    metrics: &[PeerMetric],
-) -> Result<Value> {
-    let measured = PeerGuest::boot((vmm, protected), policies).and_then(|mut guest| {
+fn measure(vmm: PeerVmm, policies: &[Policy], metrics: &[PeerMetric]) -> Result<Value> {
+    let measured = PeerGuest::boot(vmm, policies).and_then(|mut guest| {
         let mut row = json!({});
         for (name, metric) in metrics {
             row[*name] = metric(&mut guest).context(*name)?;
@@ -209,11 +187,8 @@ fn none(seen: &Value, counts: &[&str]) -> bool {
 }
 
 impl PeerGuest {
-    fn boot((vmm, protected): (PeerVmm, bool), policies: &[Policy]) -> Result<Self> {
-        let (mut setup, vcpus) = vmm.setup(policies)?;
-        if protected {
-            setup = setup.with(vmm.protected());
-        }
+    fn boot(vmm: PeerVmm, policies: &[Policy]) -> Result<Self> {
+        let (setup, vcpus) = vmm.setup(policies)?;
         let started = now_us();
         let mut vm = Vm::boot(&setup)?;
         let settled = now_us();

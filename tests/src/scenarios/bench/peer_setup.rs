@@ -59,14 +59,6 @@ impl PeerVmm {
         }
     }
 
-    /// Its options for a protected guest.
-    pub fn protected(self) -> &'static [&'static str] {
-        match self {
-            Self::Ours { .. } => &["--protected"],
-            _ => &["--protected-vm-without-firmware"],
-        }
-    }
-
     /// How to start it, and the vCPUs with what each is pinned to.
     pub fn setup(self, policies: &[Policy]) -> Result<(Setup, Vec<(usize, Policy)>)> {
         let all = policies.iter().cloned().enumerate().collect();
