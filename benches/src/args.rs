@@ -37,9 +37,6 @@ pub struct GuestArgs {
     /// The guests are protected, as by --protected of vcpufreq run
     #[arg(long)]
     pub protected: bool,
-    /// The guests' disk, as --disk of vcpufreq run: a block device of the host's, for fio
-    #[arg(long, value_name = "FILE")]
-    pub disk: Option<PathBuf>,
     /// The cgroup in which the VMM makes its own, as --cgroup-parent of vcpufreq run
     #[arg(long, value_name = "DIR")]
     pub cgroup_parent: Option<PathBuf>,
@@ -65,7 +62,7 @@ pub struct BenchArgs {
     pub guest: GuestArgs,
     /// Guests of this QEMU, behind vcpufreq qemu with the bridge, in place of vcpufreq run's; its
     /// path is its own
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "protected", "disk"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "protected"])]
     pub qemu: Option<PathBuf>,
     /// How a request becomes a clamp, as --clamp of vcpufreq run
     #[arg(long, value_name = "MODE", default_value = "ceilings", value_parser = ["ceilings", "floor", "exact"])]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 use vcpufreq_host::SCHED_DEBUG;
+use vcpufreq_load::IO_DEVICE;
 use vcpufreq_load::work::pin_thread;
 
 use crate::args::GuestArgs;
@@ -150,10 +151,8 @@ fn command(
             command.arg("qemu");
         }
         None => {
-            // fio's libraries are in the ramdisk, too.
-            let mem_mib = if args.disk.is_some() { "512" } else { "256" };
             command
-                .args(["run", "--mem", mem_mib, "--kernel"])
+                .args(["run", "--mem", mem_mib(machine), "--kernel"])
                 .arg(&machine.guest.kernel)
                 .arg("--initrd")
                 .arg(&machine.guest.initrd)
@@ -161,8 +160,8 @@ fn command(
             if args.protected {
                 command.arg("--protected");
             }
-            if let Some(disk) = &args.disk {
-                command.arg("--disk").arg(disk);
+            if machine.guest.disk {
+                command.args(["--disk", IO_DEVICE]);
             }
         }
     }
@@ -225,15 +224,15 @@ fn table(machine: &BenchMachine, vcpu: usize, pcpu: u32) -> Option<String> {
 
 /// QEMU with as many vCPUs as there are pCPUs.
 fn qemu_command(program: &Path, machine: &BenchMachine, cmdline: &str) -> Command {
-    let (kind, console) = match cfg!(target_arch = "aarch64") {
-        true => ("virt,gic-version=3", "ttyAMA0"),
-        false => ("q35", "ttyS0"),
+    let (kind, console, disk) = match cfg!(target_arch = "aarch64") {
+        true => ("virt,gic-version=3", "ttyAMA0", "virtio-blk-device"),
+        false => ("q35", "ttyS0", "virtio-blk-pci"),
     };
     let mut command = Command::new(program);
     command
         .args(["-accel", "kvm", "-machine", kind])
         .args(["-cpu", "host", "-smp", &machine.cpus().len().to_string()])
-        .args(["-m", "256", "-nodefaults", "-display", "none"])
+        .args(["-m", mem_mib(machine), "-nodefaults", "-display", "none"])
         .arg("-kernel")
         .arg(&machine.guest.kernel)
         .arg("-initrd")
@@ -242,7 +241,16 @@ fn qemu_command(program: &Path, machine: &BenchMachine, cmdline: &str) -> Comman
         .args(["-serial", "stdio", "-name", "debug-threads=on"])
         // A kernel that panics reboots.
         .arg("-no-reboot");
+    if machine.guest.disk {
+        let drive = format!("if=none,id=disk,format=raw,cache=none,file={IO_DEVICE}");
+        command.args(["-drive", &drive, "-device", &format!("{disk},drive=disk")]);
+    }
     command
+}
+
+/// fio's libraries are in the ramdisk, too.
+fn mem_mib(machine: &BenchMachine) -> &'static str {
+    if machine.guest.disk { "512" } else { "256" }
 }
 
 /// Binds the threads of processes to a CPU, but for those of vCPUs: what they do is a load that

@@ -128,6 +128,7 @@ pub fn measure(args: &BenchArgs, base: u64) -> anyhow::Result<Option<Findings>> 
     if args.qemu.is_some() {
         machine.guest.qemu.clone_from(&args.qemu);
     }
+    machine.guest.disk = scenarios.iter().any(|one| one.needs_disk());
     let mut report = BenchReport::new(&machine, args);
     let _governors = FreqLimits::governors(&machine)?;
     {

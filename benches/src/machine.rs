@@ -113,6 +113,8 @@ pub struct GuestFiles {
     pub initrd: PathBuf,
     /// The QEMU that runs it in place of `vcpufreq run`.
     pub qemu: Option<PathBuf>,
+    /// Whether its disk is the host's null_blk, for fio.
+    pub disk: bool,
 }
 
 impl BenchMachine {
@@ -379,6 +381,7 @@ fn guest_files(args: &GuestArgs, missing: &mut Vec<String>) -> Option<GuestFiles
         kernel: kernel?,
         initrd: initrd?,
         qemu: args.qemu.clone(),
+        disk: false,
     })
 }
 

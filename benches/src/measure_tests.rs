@@ -43,6 +43,7 @@ pub fn machine() -> BenchMachine {
             kernel: file(),
             initrd: file(),
             qemu: None,
+            disk: false,
         },
         speed_switch: None,
     }

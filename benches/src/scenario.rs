@@ -250,6 +250,13 @@ impl Scenario {
         }
     }
 
+    /// Whether its guests need a disk.
+    pub fn needs_disk(&self) -> bool {
+        let steps = self.steps.iter().chain(&self.beside);
+        let mut words = steps.flat_map(|steps| steps.split_whitespace());
+        words.any(|word| word.starts_with("fio="))
+    }
+
     /// Whether a name is the scenario's, or with a point and the case's this case's.
     pub fn is_called(&self, name: &str) -> bool {
         let case = name.strip_prefix(self.name);

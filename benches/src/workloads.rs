@@ -77,7 +77,7 @@ const fn twice(one: Scenario, case: &'static str, metrics: &'static [Metric]) ->
     }
 }
 
-/// Storage, by fio, measured where it is named: guests need --disk.
+/// Storage, by fio, measured where it is named. Its guests have the host's device as their disk.
 pub const STORAGE: &[Scenario] = &[
     fio(
         "seq_read",

@@ -192,7 +192,7 @@ impl Options {
                 );
             });
             let mut board = self.board(artifacts, &topology, &kernel);
-            if self.parts(&self.scenarios).contains(&HostPart::Disk) {
+            if self.parts().contains(&HostPart::Disk) {
                 board.disks.push(Disk {
                     image: artifacts.guest_disk(self.guest)?,
                     writable: false,
@@ -301,7 +301,7 @@ impl Options {
         }
     }
 
-    /// Boots with a shell on this terminal.
+    /// Boots with a shell on this terminal, and what the scenarios named need.
     pub fn shell(&self, artifacts: &Artifacts, repo: &Path) -> Result<()> {
         self.with_run_dir(artifacts, |dir| {
             let (topology, kernel) = self.host(artifacts, repo)?;
@@ -331,9 +331,9 @@ impl Options {
         ))
     }
 
-    fn parts(&self, scenarios: &[String]) -> Vec<HostPart> {
+    fn parts(&self) -> Vec<HostPart> {
         let parts = self.parts.map(<[_]>::to_vec);
-        let mut parts = parts.unwrap_or_else(|| boots::parts(scenarios));
+        let mut parts = parts.unwrap_or_else(|| boots::parts(&self.scenarios));
         parts.extend((self.vmm == GuestVmm::Qemu).then_some(HostPart::Qemu));
         parts
     }
@@ -344,7 +344,7 @@ impl Options {
         topology: &'a Topology,
         kernel: &'a Kernel,
     ) -> Board<'a> {
-        let parts = self.parts(&self.scenarios);
+        let parts = self.parts();
         Board {
             root: &artifacts.root,
             cache: &artifacts.cache,
@@ -381,7 +381,7 @@ impl Options {
             .packaged
             .then(|| unpacked(artifacts, dir))
             .transpose()?;
-        let parts = self.parts(scenarios);
+        let parts = self.parts();
         let guest = HostContents {
             package: package.as_deref(),
             flavor: self.guest,

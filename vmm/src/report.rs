@@ -83,11 +83,10 @@ fn private(root: &HostRoot, args: &BenchArgs) -> Vec<(String, &'static str)> {
         kernel,
         initrd,
         guest_module,
-        disk,
         cgroup_parent,
         ..
     } = &args.guest;
-    let files = [kernel, initrd, disk, &args.qemu, &args.out, &args.html];
+    let files = [kernel, initrd, &args.qemu, &args.out, &args.html];
     let files = files.into_iter().flatten().cloned();
     let files = files.chain(std::env::current_exe());
     // Options are behind the path.

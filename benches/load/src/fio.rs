@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::device::{IO_DEVICE, other_null_blk};
+use crate::init::in_guest;
 use crate::load_log::LoadLog;
 use crate::signals::run_in;
 use crate::work::now_ns;
@@ -68,7 +69,8 @@ impl FioJob {
     pub fn carry_out(&self, log: &mut LoadLog, count: u64) -> Result<()> {
         let dir = std::env::temp_dir().join(format!("vcpufreq-load-{}", std::process::id()));
         let mut fio = Command::new("fio");
-        fio.args(self.options(device()?, count)).current_dir("/");
+        fio.args(self.options(device(in_guest())?, count))
+            .current_dir("/");
         let read = |output: &Output| {
             let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
             ensure!(
@@ -141,9 +143,14 @@ impl FioJob {
     }
 }
 
-/// What requests go to here.
-fn device() -> Result<&'static str> {
-    if Path::new(DISK).exists() {
+/// What requests go to. A host may have a disk of its own by the name that a guest's has: it is not
+/// touched.
+fn device(in_guest: bool) -> Result<&'static str> {
+    if in_guest {
+        ensure!(
+            Path::new(DISK).exists(),
+            "the guest has no {DISK}: its kernel needs virtio_blk, built in or by --guest-module"
+        );
         return Ok(DISK);
     }
     let other = other_null_blk(Path::new("/"));
@@ -153,7 +160,8 @@ fn device() -> Result<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: a job is one that fio knows, and its report is read; a mark is where fio began.
+    //! Promises: a job is one that fio knows, and its report is read; a mark is where fio began; no
+    //! request goes to a disk of the host's, nor in a guest to anything but its disk.
     use super::*;
 
     const REPORT: &str = r#"fio: a note
@@ -174,6 +182,12 @@ mod tests {
             error.contains("seq_read, seq_write, rand_read, rand_write"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_hosts_own_disk_gets_no_request() {
+        assert!(device(false).map_or(true, |path| path == IO_DEVICE));
+        assert!(device(true).map_or(true, |path| path == DISK));
     }
 
     #[test]

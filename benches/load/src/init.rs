@@ -19,7 +19,7 @@ use crate::teams;
 /// Carries out the commands on stdin. With `turns N` does so many turns, as a process of a build. As the
 /// first process of a guest it mounts what it reads, and powers off at the end.
 pub fn run() -> ExitCode {
-    if std::process::id() == 1 {
+    if in_guest() {
         first_process();
     }
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -35,6 +35,11 @@ pub fn run() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Whether this is the first process, which it is in guests alone.
+pub fn in_guest() -> bool {
+    std::process::id() == 1
 }
 
 /// It must not return: the kernel would panic.

@@ -18,7 +18,6 @@ pub fn choose(args: &mut GuestArgs, arch: &str, path: Option<&OsStr>) -> anyhow:
     let given = [
         ("--path", args.path != "auto"),
         ("--protected", args.protected),
-        ("--disk", args.disk.is_some()),
     ];
     for (option, given) in given {
         ensure!(
@@ -74,7 +73,6 @@ mod tests {
             (&without, &[][..], "; install qemu-system-x86"),
             (&with, &["--path", "exit"], "are QEMU's; leave it out"),
             (&with, &["--protected"], "are QEMU's; leave it out"),
-            (&with, &["--disk", "file"], "are QEMU's; leave it out"),
         ] {
             let error = chosen(&[folder], None, words).unwrap_err().to_string();
             assert!(error.ends_with(line), "{error}");

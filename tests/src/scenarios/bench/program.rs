@@ -8,7 +8,7 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
-use vcpufreq_load::{IO_DEVICE, NULL_BLK};
+use vcpufreq_load::NULL_BLK;
 use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::{insmod, rmmod};
@@ -48,14 +48,10 @@ pub fn run(plan: &Plan, name: &str) -> Result<LabVerdict> {
     if plan.protected {
         options.push("--protected");
     }
-    // fio's guests have the host's device as a disk, and the modules for that, which the kernel of
-    // protected guests has built in.
+    // fio's guests need modules for their disk, which the kernel of protected guests has built in.
     let fio = name.split(':').any(|word| word.starts_with("fio"));
-    if fio {
-        options.extend(["--disk", IO_DEVICE]);
-        if !plan.protected {
-            options.extend(DISK_MODULES);
-        }
+    if fio && !plan.protected {
+        options.extend(DISK_MODULES);
     }
     for word in name.split(':').skip(1) {
         if !word.starts_with("--") {
