@@ -448,6 +448,11 @@ const BOOTS: &[Boot] = &[
         guest: Protected,
         ..boot(Long, 120, "2+2", &["disk"]).with(&[DiskModules])
     },
+    // By Debian's kernel, which shares nothing.
+    Boot {
+        protected: true,
+        ..boot(Long, 100, "2+2", &["disk-not-shared"]).with(&[DiskModules])
+    },
     // What the authors of virtual cpufreq measured in protected guests: requests of fio, here also in an
     // ordinary guest.
     boot(Long, 250, "2+2", &["bench:fio:--repeats=3"]).with(&[DiskModules, Fio]),

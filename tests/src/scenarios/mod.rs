@@ -111,6 +111,7 @@ fn other(name: &str, plan: &Plan) -> Result<LabVerdict> {
         "kill" => device::kill::run(plan),
         "protected" => device::protected::run(plan),
         "disk" => device::disk::run(plan),
+        "disk-not-shared" => device::disk::not_shared(plan),
         #[cfg(target_arch = "aarch64")]
         "sandbox" => device::sandbox::run(plan),
         #[cfg(target_arch = "aarch64")]

@@ -5,15 +5,17 @@
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use libc::{c_int, pollfd};
+use libc::{c_int, c_void, pollfd, siginfo_t};
 use nix::errno::Errno;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use vm_memory::{GuestMemoryRegion, GuestRegionMmap, VolatileSlice};
+use vm_memory::{
+    GuestMemory as _, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, VolatileSlice,
+};
 
 /// Host address of a mapped region.
 pub fn address_of(region: &GuestRegionMmap) -> u64 {
@@ -132,15 +134,9 @@ const FATAL: [Signal; 5] = [
 struct OldActions(Vec<(Signal, SigAction)>);
 
 impl OldActions {
-    /// Replaces the action of `signal`; returns what it was. `handler` calls async-signal-safe
+    /// Replaces the action of `signal`; returns what it was. The handler calls async-signal-safe
     /// functions only.
-    fn replace(
-        &mut self,
-        signal: Signal,
-        handler: extern "C" fn(c_int),
-        flags: SaFlags,
-    ) -> io::Result<SigAction> {
-        let action = SigAction::new(SigHandler::Handler(handler), flags, SigSet::empty());
+    fn replace(&mut self, signal: Signal, action: SigAction) -> io::Result<SigAction> {
         // SAFETY: the handlers given in this module call async-signal-safe functions only.
         let old = unsafe { sigaction(signal, &action) }?;
         self.0.push((signal, old));
@@ -168,8 +164,10 @@ impl EndingSignals {
         LAST_SIGNAL.store(0, Ordering::Relaxed);
         SIGNAL_FD.store(eventfd, Ordering::Relaxed);
         let mut signals = Self(OldActions::default());
+        let handler = SigHandler::Handler(note_signal);
+        let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
         for signal in ENDING {
-            let old = signals.0.replace(signal, note_signal, SaFlags::empty())?;
+            let old = signals.0.replace(signal, action)?;
             if matches!(old.handler(), SigHandler::SigIgn) {
                 // SAFETY: no function of ours.
                 unsafe { sigaction(signal, &old) }?;
@@ -199,16 +197,75 @@ static CRASH_ARMED: AtomicBool = AtomicBool::new(false);
 /// Descriptor and settings of the terminal, for the handler of fatal signals.
 static CRASH_SETTINGS: OnceLock<(RawFd, libc::termios)> = OnceLock::new();
 
-extern "C" fn restore_and_die(signal: c_int) {
+/// Where the memory of a guest with a disk is: its first address, and the one after its last.
+static DISK_MEMORY: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+const NOT_SHARED: &str = "vcpufreq: the guest gave its disk memory that it doesn't share; build its \
+                          kernel with CONFIG_ARM_PKVM_GUEST and CONFIG_DMA_RESTRICTED_POOL\n";
+
+/// Whether the address that an access had no right to is in the memory of a guest with a disk.
+fn is_of_disk(info: *const siginfo_t) -> bool {
+    let [first, end] = DISK_MEMORY.each_ref().map(|at| at.load(Ordering::Relaxed));
+    // SAFETY: the kernel gives the handler of a signal a siginfo.
+    let info = unsafe { &*info };
+    // SAFETY: that of SIGSEGV has an address.
+    let at = unsafe { info.si_addr() };
+    (first..end).contains(&at.addr())
+}
+
+extern "C" fn on_fatal(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
     if CRASH_ARMED.load(Ordering::Relaxed) {
         if let Some((fd, settings)) = CRASH_SETTINGS.get() {
             // SAFETY: tcsetattr is async-signal-safe and reads one termios.
             unsafe { libc::tcsetattr(*fd, libc::TCSANOW, settings) };
         }
     }
+    if signal == libc::SIGSEGV && is_of_disk(info) {
+        let (text, len) = (NOT_SHARED.as_ptr().cast(), NOT_SHARED.len());
+        // SAFETY: write is async-signal-safe; `text` has `len` bytes.
+        unsafe { libc::write(libc::STDERR_FILENO, text, len) };
+        // SAFETY: _exit is async-signal-safe.
+        unsafe { libc::_exit(2) };
+    }
     // SAFETY: raise is async-signal-safe. The action was reset when this handler
     // was entered, so the signal ends the process when it returns.
     unsafe { libc::raise(signal) };
+}
+
+/// The action of a fatal signal.
+fn fatal() -> SigAction {
+    let flags = SaFlags::SA_RESETHAND | SaFlags::SA_ONSTACK;
+    SigAction::new(SigHandler::SigAction(on_fatal), flags, SigSet::empty())
+}
+
+/// While it lives, an access to memory that a protected guest doesn't share ends the process by a line
+/// and exit code 2. The kernel answers such an access by SIGSEGV.
+pub struct NotSharedIsALine(OldActions);
+
+impl NotSharedIsALine {
+    /// For all memory of a guest; one at a time in a process.
+    pub fn watch(memory: &GuestMemoryMmap) -> io::Result<Self> {
+        let ends = memory.iter().map(|region| {
+            let (first, len) = (address_of(region), region.len());
+            (first, first + len)
+        });
+        let all = ends.reduce(|(first, end), one| (first.min(one.0), end.max(one.1)));
+        let (first, end) = all.unwrap_or_default();
+        for (to, at) in DISK_MEMORY.iter().zip([first, end]) {
+            let at = usize::try_from(at).map_err(io::Error::other)?;
+            to.store(at, Ordering::Relaxed);
+        }
+        let mut guard = Self(OldActions::default());
+        guard.0.replace(Signal::SIGSEGV, fatal())?;
+        Ok(guard)
+    }
+}
+
+impl Drop for NotSharedIsALine {
+    fn drop(&mut self) {
+        DISK_MEMORY
+            .iter()
+            .for_each(|at| at.store(0, Ordering::Relaxed));
+    }
 }
 
 /// While it lives, a crash puts the terminal back before the process dies.
@@ -221,8 +278,7 @@ impl RestoreOnCrash {
         CRASH_ARMED.store(true, Ordering::Relaxed);
         let mut guard = Self(OldActions::default());
         for signal in FATAL {
-            let flags = SaFlags::SA_RESETHAND | SaFlags::SA_ONSTACK;
-            guard.0.replace(signal, restore_and_die, flags)?;
+            guard.0.replace(signal, fatal())?;
         }
         Ok(guard)
     }

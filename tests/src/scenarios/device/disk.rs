@@ -11,6 +11,7 @@ use vcpufreq_tests::LabVerdict;
 
 use crate::harness::console_commands::digest;
 use crate::harness::guest_shell::ask;
+use crate::harness::leftovers::left_soon;
 use crate::harness::plan::{Plan, first_cpus};
 use crate::harness::policy::Policy;
 use crate::harness::trace::exits::Exits;
@@ -75,6 +76,24 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
             &!bounce.is_empty(),
             plan.protected,
         ))
+}
+
+/// A protected guest whose kernel can't share memory: its VMM ends by a line when it uses its disk.
+pub fn not_shared(plan: &Plan) -> Result<LabVerdict> {
+    fs::write(FILE, vec![0; BYTES])?;
+    let policies = Policy::all()?;
+    let setup = plan
+        .mirroring(&first_cpus(&policies))
+        .with(&["--disk", FILE]);
+    let mut vm = plan.guest(&setup)?;
+    for module in MODULES {
+        vm.tell(&format!("insmod {module}"))?;
+    }
+    let said = vm.finish(2)?;
+    let is_named = |line: &str| line.contains("; build its kernel with CONFIG_ARM_PKVM_GUEST and");
+    Ok(LabVerdict::default()
+        .check("a line says why", said.lines().any(is_named), said)
+        .check_none("nothing is left", &left_soon()?))
 }
 
 /// Loads the disk's drivers, which the kernel of a protected guest has built in.

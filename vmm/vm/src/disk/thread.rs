@@ -14,6 +14,7 @@ use super::image::DiskImage;
 use crate::environment::Hooks;
 use crate::layout::{DISK_BASE, DISK_SPI};
 use crate::memory::Memory;
+use crate::sys::NotSharedIsALine;
 
 /// A disk and its thread.
 pub struct DiskThread {
@@ -62,8 +63,13 @@ impl DiskThread {
         // The number of the only queue.
         vm.register_ioevent(self.disk.notified(), &notify, 0_u32)
             .context("KVM can't connect the disk's queue")?;
+        let not_shared = NotSharedIsALine::watch(memory.map())
+            .context("can't take a signal over for the disk")?;
         self.disk.power_on(memory.map().clone(), interrupt);
-        Ok(PoweredDisk(&self.disk))
+        Ok(PoweredDisk {
+            disk: &self.disk,
+            _not_shared: not_shared,
+        })
     }
 }
 
@@ -77,10 +83,13 @@ impl Drop for DiskThread {
 
 /// A disk that a guest uses. Dropped when no vCPU runs: then no request is carried out any more, and
 /// the guest's memory can be given back.
-pub struct PoweredDisk<'a>(&'a VirtioDisk);
+pub struct PoweredDisk<'a> {
+    disk: &'a VirtioDisk,
+    _not_shared: NotSharedIsALine,
+}
 
 impl Drop for PoweredDisk<'_> {
     fn drop(&mut self) {
-        self.0.power_off();
+        self.disk.power_off();
     }
 }
