@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::os::unix::fs::chown;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::harness::sysfs;
 use crate::harness::vm::{Setup, Vm};
 
 const RECORDS: &str = "/run/vcpufreq";
-const NOBODY: u32 = 65534;
+pub const NOBODY: u32 = 65534;
 const BAD_TOML: &str = "/run/bad.toml";
 
 /// A vCPU pinned to a pCPU that is offline; online again, the same guest
@@ -67,7 +68,16 @@ fn anothers_directory(setup: &Setup) -> Result<LabVerdict> {
 /// Starts a VMM that has to refuse: exit code 2, one line that contains all of
 /// `says`, and a second later nothing of it left.
 pub fn refused(setup: &Setup, says: &[&str]) -> Result<LabVerdict> {
-    let said = Vm::start(setup)?.finish(2)?;
+    refused_when(setup, says, |_| ())
+}
+
+/// The same for a VMM whose start `prepare` changes.
+pub fn refused_when(
+    setup: &Setup,
+    says: &[&str],
+    prepare: impl FnOnce(&mut Command),
+) -> Result<LabVerdict> {
+    let said = Vm::start_prepared(setup, prepare)?.finish(2)?;
     sleep(Duration::from_secs(1));
     let left = leftovers()?;
     let all = says.iter().all(|text| said.contains(text));

@@ -3,16 +3,17 @@
 //! an exit; the host can read nothing else of it; what it names and doesn't share costs it no more
 //! than its loads; its memory is the host's again when the VMM is killed.
 
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use vcpufreq_tests::LabVerdict;
 
-use super::bad_input::refused;
+use super::bad_input::{NOBODY, refused, refused_when};
 use crate::harness::leftovers::left_soon;
 use crate::harness::plan::{
     GuestDevice, Plan, ask_for, first_cpus, guest_policy, last_of, let_load_decay, set_governor,
@@ -24,6 +25,7 @@ use crate::harness::vm::{BOOT, Setup, Vm};
 use crate::harness::vmm::KERNEL;
 use crate::harness::wait::{SOON, settled};
 
+const KVM: &str = "/dev/kvm";
 /// Accesses of each kind.
 const MANY: u64 = 100_000;
 const FEW: u64 = 100;
@@ -249,15 +251,23 @@ fn killed(plan: &Plan) -> Result<LabVerdict> {
 /// What a protected guest can't have: exit code 2, and a line with what to do.
 fn refusals(plan: &Plan) -> Result<LabVerdict> {
     let (_, setup) = setup(plan)?;
-    let rows: [(&[&str], &str); 4] = [
+    let rows: [(&[&str], &str); 5] = [
         (&["--path", "bpf"], "leave --path out"),
         (&["--path", "shm"], "leave --path out"),
+        (&["--path", "ram"], "leave --path out"),
         (&["--hugepages", "2M"], "leave --hugepages out"),
         (&["--actuator", "scx"], "leave --actuator out"),
     ];
     let results = rows.map(|(options, wanted)| {
         refused(&setup.clone().with(options), &["protected guest", wanted])
     });
-    let results = results.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut results = results.into_iter().collect::<Result<Vec<_>>>()?;
+    // Of a user's 8 MiB, which are the kernel's default.
+    fs::set_permissions(KVM, Permissions::from_mode(0o666))?;
+    let says = ["this process may lock 8192 KiB; run as root", "ulimit -l"];
+    results.push(refused_when(&setup, &says, |vmm| {
+        vmm.uid(NOBODY).gid(NOBODY);
+    })?);
+    fs::set_permissions(KVM, Permissions::from_mode(0o600))?;
     Ok(LabVerdict::default().parts("each", results))
 }
