@@ -81,19 +81,19 @@ const fn twice(one: Scenario, case: &'static str, metrics: &'static [Metric]) ->
 pub const STORAGE: &[Scenario] = &[
     fio(
         "seq_read",
-        &["pin={first} {calm} sleep=400000 pin={all} fio=seq_read/200"],
+        &["pin={first} {calm} sleep=400000 fio=seq_read/200"],
     ),
     fio(
         "seq_write",
-        &["pin={first} {calm} sleep=400000 pin={all} fio=seq_write/200"],
+        &["pin={first} {calm} sleep=400000 fio=seq_write/200"],
     ),
     fio(
         "rand_read",
-        &["pin={first} {calm} sleep=400000 pin={all} fio=rand_read/200"],
+        &["pin={first} {calm} sleep=400000 fio=rand_read/200"],
     ),
     fio(
         "rand_write",
-        &["pin={first} {calm} sleep=400000 pin={all} fio=rand_write/200"],
+        &["pin={first} {calm} sleep=400000 fio=rand_write/200"],
     ),
 ];
 
@@ -101,7 +101,7 @@ const fn fio(case: &'static str, steps: &'static [&'static str]) -> Scenario {
     Scenario {
         name: "fio",
         case,
-        place: CpuSelection::LittleToAll,
+        place: CpuSelection::Big,
         steps,
         speed: true,
         most: 3,

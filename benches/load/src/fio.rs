@@ -2,11 +2,13 @@
 //! fio, which measures storage: requests of one thread, one after the other, past the page cache. On a
 //! host they go to its device, in a guest to the disk whose file that is.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
 use serde_json::Value;
 
 use crate::device::{IO_DEVICE, other_null_blk};
@@ -68,6 +70,9 @@ impl FioJob {
     /// Does so many requests; marks their `start` and `end`, as fio tells them.
     pub fn carry_out(&self, log: &mut LoadLog, count: u64) -> Result<()> {
         let dir = std::env::temp_dir().join(format!("vcpufreq-load-{}", std::process::id()));
+        if in_guest() {
+            take_interrupts().context("the interrupts of the guest's disk")?;
+        }
         let mut fio = Command::new("fio");
         fio.args(self.options(device(in_guest())?, count))
             .current_dir("/");
@@ -158,6 +163,39 @@ fn device(in_guest: bool) -> Result<&'static str> {
     Ok(IO_DEVICE)
 }
 
+/// Has the interrupts of the guest's disk come to the CPUs of this thread, as those of the host's device
+/// come to the CPU that asked. The kernel spreads those of a disk with a queue for each CPU itself, and
+/// refuses.
+fn take_interrupts() -> Result<()> {
+    let device = fs::read_link("/sys/block/vda/device")?;
+    let device = device.file_name().context("no device")?.to_string_lossy();
+    let status = fs::read_to_string("/proc/thread-self/status")?;
+    let cpus = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let cpus = cpus.context("no list of CPUs")?.trim();
+    let interrupts = fs::read_to_string("/proc/interrupts")?;
+    for number in numbers(&interrupts, &device) {
+        let file = format!("/proc/irq/{number}/smp_affinity_list");
+        match fs::write(&file, cpus) {
+            Err(error) if error.raw_os_error() != Some(Errno::EIO as i32) => {
+                return Err(error).context(file);
+            }
+            _ => (),
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of a device's lines in /proc/interrupts.
+fn numbers<'a>(interrupts: &'a str, device: &str) -> impl Iterator<Item = &'a str> {
+    interrupts.lines().filter_map(move |line| {
+        let (number, rest) = line.split_once(':')?;
+        let name = rest.split_whitespace().last()?.strip_prefix(device)?;
+        (name.is_empty() || name.starts_with('-')).then_some(number.trim())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     //! Promises: a job is one that fio knows, and its report is read; a mark is where fio began; no
@@ -188,6 +226,15 @@ mod tests {
     fn a_hosts_own_disk_gets_no_request() {
         assert!(device(false).map_or(true, |path| path == IO_DEVICE));
         assert!(device(true).map_or(true, |path| path == DISK));
+    }
+
+    #[test]
+    fn interrupts_are_those_of_the_device() {
+        let interrupts = "           CPU0       CPU1\n 14:   7  0   GICv3  48 Edge      virtio1\n \
+                          15:   9  0   GICv3  49 Edge      virtio10\n  \
+                          31:   0  3   ITS-MSI   2 Edge      virtio1-req.0\nIPI0:  5  5   Rescheduling interrupts\n";
+        let found: Vec<_> = numbers(interrupts, "virtio1").collect();
+        assert_eq!(found, ["14", "31"]);
     }
 
     #[test]
