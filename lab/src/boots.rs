@@ -453,9 +453,13 @@ const BOOTS: &[Boot] = &[
         protected: true,
         ..boot(Long, 100, "2+2", &["disk-not-shared"]).with(&[DiskModules])
     },
-    // What the authors of virtual cpufreq measured in protected guests: requests of fio, here also in an
-    // ordinary guest.
+    // What the authors of virtual cpufreq measured in protected guests: requests of fio, here also in
+    // ordinary ones.
     boot(Long, 250, "2+2", &["bench:fio:--repeats=3"]).with(&[DiskModules, Fio]),
+    Boot {
+        vmm: GuestVmm::Qemu,
+        ..boot(Long, 250, "2+2", &["bench:fio:--repeats=3"]).with(&[DiskModules, Fio])
+    },
     Boot {
         protected: true,
         guest: Protected,

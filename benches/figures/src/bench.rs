@@ -136,10 +136,11 @@ pub fn protected(inputs: &[Value]) -> Option<String> {
     Some(table)
 }
 
-/// Requests of fio, of the host, of a guest and of a protected one.
+/// Requests of fio, of the host, of a guest, of a protected one and of QEMU's.
 pub fn fio(inputs: &[Value]) -> Option<String> {
     let of = |host| Some(&lab::result(inputs.first()?, host, "bench:fio")?["report"]);
-    let (plain, protected) = (of("2+2")?, of("2+2 protected")?);
+    let [plain, protected, qemu] = ["2+2 vcpufreq -protected", "2+2 protected", "2+2 qemu"].map(of);
+    let (plain, protected, qemu) = (plain?, protected?, qemu?);
     let mut table = head(&[
         "fio (emulated)",
         "host [1/s; mJ]",
@@ -147,6 +148,8 @@ pub fn fio(inputs: &[Value]) -> Option<String> {
         "vm+bridge",
         "protected vm",
         "protected vm+bridge",
+        "QEMU's vm",
+        "QEMU's vm+bridge",
     ]);
     for job in FIO_JOBS {
         let [score, energy] = ["score", "energy"].map(|what| format!("{job}.{what}"));
@@ -166,7 +169,7 @@ pub fn fio(inputs: &[Value]) -> Option<String> {
             Some(format!("{:.0}; {:.0}", percent(&score)?, percent(&energy)?))
         };
         let mut cells = vec![job.to_owned(), host];
-        for report in [plain, protected] {
+        for report in [plain, protected, qemu] {
             cells.extend([guest(report, "vm")?, guest(report, "vm+bridge")?]);
         }
         table += &row(cells);
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn fio_is_of_an_ordinary_and_a_protected_guest() {
+    fn fio_is_of_three_guests() {
         let row = |metric: String, variant: &str, median: u32| json!({ "scenario": "fio", "metric": metric, "variant": variant, "median": median });
         let report = |bridge| {
             let all = FIO_JOBS.iter().flat_map(|job| {
@@ -320,14 +323,15 @@ mod tests {
             json!({ "results": all.collect::<Vec<_>>() })
         };
         let of = |host: &str, bridge| json!({ "host": host, "result": { "scenario": "bench:fio", "report": report(bridge) } });
-        let both = json!({ "results": [
-            of("2+2 host GICv3", 190_000), of("2+2 host GICv3 protected", 180_000),
+        let own = of("2+2 vcpufreq GICv3", 190_000);
+        let all = json!({ "results": [
+            of("2+2 qemu GICv3", 160_000), of("2+2 vcpufreq GICv3 protected", 180_000), own.clone(),
         ] });
-        let table = fio(&[both]).unwrap();
-        let line = "| seq_read | 200; 200.0 | 50; 50 | 95; 95 | 50; 50 | 90; 90 |\n";
+        let table = fio(&[all]).unwrap();
+        let line =
+            "| seq_read | 200; 200.0 | 50; 50 | 95; 95 | 50; 50 | 90; 90 | 50; 50 | 80; 80 |\n";
         assert!(table.contains(line), "{table}");
         assert_eq!(table.lines().count(), 6);
-        let plain = json!({ "results": [of("2+2 host GICv3", 190_000)] });
-        assert_eq!(fio(&[plain]), None);
+        assert_eq!(fio(&[json!({ "results": [own] })]), None);
     }
 }

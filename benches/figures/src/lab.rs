@@ -51,12 +51,13 @@ pub(super) fn reports(input: &Value) -> impl Iterator<Item = &Value> {
     all.into_iter()
 }
 
-/// What a scenario reported on a host whose name has these words.
+/// What a scenario reported on a host whose name has these words, and not those that are behind a `-`.
 pub(super) fn result<'a>(input: &'a Value, host: &str, scenario: &str) -> Option<&'a Value> {
     let on_host = |row: &&Value| {
         let name = row["host"].as_str().unwrap_or_default();
-        let has = |word| name.split(' ').any(|one| one == word);
-        host.split_whitespace().all(has)
+        let has = |word: &str| name.split(' ').any(|one| one == word);
+        host.split_whitespace()
+            .all(|word| word.strip_prefix('-').map_or(has(word), |word| !has(word)))
     };
     let mut own = reports(input).filter(on_host).map(|row| &row["result"]);
     own.find(|row| {
