@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use kvm_bindings::{
-    KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_CAP_ARM_NISV_TO_USER, kvm_enable_cap,
-    kvm_vcpu_events, kvm_vcpu_init,
+    KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_ARM_VCPU_PTRAUTH_ADDRESS,
+    KVM_ARM_VCPU_PTRAUTH_GENERIC, KVM_CAP_ARM_NISV_TO_USER, KVM_CAP_ARM_PTRAUTH_ADDRESS,
+    KVM_CAP_ARM_PTRAUTH_GENERIC, kvm_enable_cap, kvm_vcpu_events, kvm_vcpu_init,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use linux_loader::loader::{KernelLoader, PE};
@@ -51,7 +52,7 @@ impl Bootable for LinuxGuest<'_> {
             .collect::<Result<Vec<_>, _>>()
             .context("KVM can't create the vCPUs")?;
         self.set_up_pvtime(&vm, &mut memory, &vcpus)?;
-        init_vcpus(&vm, &vcpus)?;
+        init_vcpus(&vm, &vcpus, self.spec.protected)?;
         gic_device::create(&vm, self.gic, count)?;
         // Needs the GIC: until it is there, KVM has nothing to route to.
         vm.register_irqfd(console, layout::UART_SPI)
@@ -146,11 +147,23 @@ impl LinuxGuest<'_> {
     }
 }
 
-fn init_vcpus(vm: &VmFd, vcpus: &[VcpuFd]) -> anyhow::Result<()> {
+/// What a vCPU has of pointer authentication.
+const PTRAUTH: u32 = 1 << KVM_ARM_VCPU_PTRAUTH_ADDRESS | 1 << KVM_ARM_VCPU_PTRAUTH_GENERIC;
+
+fn init_vcpus(vm: &VmFd, vcpus: &[VcpuFd], protected: bool) -> anyhow::Result<()> {
     let mut init = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut init)
         .context("KVM doesn't report which kind of CPU it can offer")?;
     init.features[0] |= 1 << KVM_ARM_VCPU_PSCI_0_2;
+    // KVM shows it to a protected guest that hasn't got it, and Linux dies of its first use.
+    let offered = [KVM_CAP_ARM_PTRAUTH_ADDRESS, KVM_CAP_ARM_PTRAUTH_GENERIC];
+    if protected
+        && offered
+            .iter()
+            .all(|cap| vm.check_extension_raw((*cap).into()) > 0)
+    {
+        init.features[0] |= PTRAUTH;
+    }
     for (index, vcpu) in vcpus.iter().enumerate() {
         vcpu.vcpu_init(&init)
             .with_context(|| format!("KVM can't initialise vCPU {index}"))?;
