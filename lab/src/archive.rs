@@ -102,11 +102,41 @@ impl Archive {
     /// Whether apt's solver can install these on an empty system, at once; if not, the error is what
     /// it says, in one line.
     pub fn solve(&self, packages: &[String]) -> Result<()> {
+        self.solve_for(packages, ARCHITECTURES[0])
+    }
+
+    /// The same on a system of this architecture.
+    fn solve_for(&self, packages: &[String], architecture: &str) -> Result<()> {
         let mut solve = self.apt("apt-get");
-        solve.args(["--simulate", "--quiet", "install"]);
+        let of_system = format!("APT::Architecture={architecture}");
+        solve.args(["--option", &of_system, "--simulate", "--quiet", "install"]);
         let (held, text) = output(solve.args(packages))?;
         ensure!(held, "apt can't install what was chosen: {}", unmet(&text));
         Ok(())
+    }
+
+    /// Adds to `installed`, which can be installed on a system of this architecture, those of these
+    /// packages that can be installed beside it, in turn. The others, each with what apt says.
+    pub fn unsolved(
+        &self,
+        installed: &mut Vec<String>,
+        packages: Vec<String>,
+        architecture: &str,
+    ) -> Vec<(String, String)> {
+        let all = [&installed[..], &packages].concat();
+        if self.solve_for(&all, architecture).is_ok() {
+            *installed = all;
+            return Vec::new();
+        }
+        let mut unsolved = Vec::new();
+        for package in packages {
+            installed.push(package.clone());
+            if let Err(why) = self.solve_for(installed, architecture) {
+                installed.pop();
+                unsolved.push((package, why.to_string()));
+            }
+        }
+        unsolved
     }
 
     /// The version of each of these packages (`NAME:ARCHITECTURE`) that apt would take.

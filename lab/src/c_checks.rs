@@ -17,6 +17,7 @@ use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::kernel_source;
 use crate::known::KnownVersions;
 use crate::progress::above;
+use crate::unfetched::Unfetched;
 use crate::verdict::{TestResult, Verdict, tell};
 
 const GUEST_DRIVER: ModuleSource = ModuleSource {
@@ -139,9 +140,16 @@ pub fn packages(artifacts: &Artifacts, repo: &Path, flavors: &[Flavor]) -> Resul
 
 /// Every test of the C code that the short set has.
 pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
-    let source = kernel_source::unpacked(&artifacts.cache, &artifacts.root)?;
-    let scripts = format!("{}/scripts", artifacts.root.inside(&source)?);
+    let source = kernel_source::unpacked(&artifacts.cache, &artifacts.root);
+    let scripts = match source {
+        Ok(source) => format!("{}/scripts", artifacts.root.inside(&source)?),
+        // What needs them is skipped.
+        Err(error) if error.is::<Unfetched>() => String::new(),
+        Err(error) => return Err(error),
+    };
     let checkpatch = format!("CHECKPATCH={scripts}/checkpatch.pl");
+    let source = artifacts.root.source_package();
+    let checks_need = [&*source, "perl:amd64", "sparse:amd64"];
     let known = KnownVersions::read(repo)?;
     let is_known = known.has_kernel(artifacts.root.kernel());
     let mut tried = Vec::new();
@@ -156,14 +164,15 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
         }
         let release = Kernel::find(&artifacts.root, flavor)?.release;
         for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE] {
-            let check = make("check", source, &release, &[&checkpatch]);
+            let check = make("check", source, &release, &[&checkpatch]).needing(&checks_need);
             let name = format!("{}: W=1, sparse, checkpatch, {release}", source.name);
             let one = check.tried(name, artifacts.tools(), repo);
             tried.extend(with_kernels_tools(one, is_known));
         }
     }
     let name = "host-bpf: sparse, checkpatch".to_owned();
-    let of_bpf = bpf("check", &checkpatch).tried(name, artifacts.tools(), repo);
+    let of_bpf = bpf("check", &checkpatch).needing(&checks_need);
+    let of_bpf = of_bpf.tried(name, artifacts.tools(), repo);
     tried.extend(with_kernels_tools(of_bpf, is_known));
     let name = "host-bpf: no warning of clang".to_owned();
     let of_clang = bpf("warnings", "OUT=/tmp").tried(name, artifacts.tools(), repo);
@@ -176,6 +185,7 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
         let check = Check {
             name: format!("abi-{machine}"),
             source: ABI,
+            needs: Vec::new(),
             command: ["sh", "-ec", ABI_SCRIPT, "sh", machine]
                 .map(Into::into)
                 .into(),
@@ -185,7 +195,9 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
         tried.push(check.tried(name, artifacts.tools(), repo));
     }
     let name = "modules: coccicheck".to_owned();
-    let semantic = coccicheck(&scripts).tried(name, artifacts.tools(), repo);
+    let needs = [&*source, "coccinelle:amd64", "libpython3-dev:amd64"];
+    let semantic = coccicheck(&scripts).needing(&needs);
+    let semantic = semantic.tried(name, artifacts.tools(), repo);
     tried.extend(with_kernels_tools(semantic, is_known));
     tried.extend(driver_tests(artifacts, repo, is_known)?);
     tried.iter().for_each(tell);
@@ -297,6 +309,7 @@ fn dkms(source: ModuleSource, release: &str) -> Check {
     Check {
         name: format!("{}-dkms-{release}", source.name),
         source,
+        needs: vec!["dkms:amd64".to_owned()],
         command: command.map(Into::into).into(),
         place: CheckPlace::Copy,
     }
@@ -307,6 +320,7 @@ fn bpf(target: &str, setting: &str) -> Check {
     Check {
         name: format!("bpf-{target}"),
         source: BPF,
+        needs: Vec::new(),
         command: command.map(Into::into).into(),
         place: CheckPlace::Copy,
     }
@@ -318,6 +332,7 @@ fn coccicheck(scripts: &str) -> Check {
     Check {
         name: "coccicheck".to_owned(),
         source: MODULES,
+        needs: Vec::new(),
         command: command.map(Into::into).into(),
         place: CheckPlace::Copy,
     }
@@ -338,6 +353,7 @@ fn make(target: &str, source: ModuleSource, release: &str, variables: &[&str]) -
     Check {
         name: format!("{}-{target}-{release}", source.name),
         source,
+        needs: Vec::new(),
         command,
         place: CheckPlace::Copy,
     }

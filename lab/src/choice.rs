@@ -19,6 +19,9 @@ use crate::archive::{ARCHITECTURES, Archive, Listed, of};
 /// Rust of Debian stable.
 const STABLE: [&str; 1] = ["rustc"];
 
+/// What boots the guest for x86-64.
+const X86_EMULATOR: &str = "qemu-system-x86:amd64";
+
 /// A suite, as a code name; its backports have this end.
 const BACKPORTS: &str = "-backports";
 
@@ -42,13 +45,16 @@ pub enum RootPart {
 pub struct WantedPackages {
     /// Without them nothing can be set up.
     pub by_all: Vec<String>,
-    /// What only tests need.
+    /// What only tests need, installed beside those.
     pub by_tests: Vec<String>,
+    /// What only tests need, unpacked with all that it depends on where nothing is: programs for arm64.
+    pub unpacked: Vec<String>,
 }
 
 impl WantedPackages {
     fn all(&self) -> impl Iterator<Item = &str> {
-        self.by_all.iter().chain(&self.by_tests).map(String::as_str)
+        let packages = self.by_all.iter().chain(&self.by_tests);
+        packages.chain(&self.unpacked).map(String::as_str)
     }
 }
 
@@ -65,6 +71,9 @@ pub struct Choice {
     pub differences: Vec<String>,
     /// Why a part isn't there.
     pub lacks: BTreeMap<RootPart, String>,
+    /// Why a package that only tests need isn't there: what needs it is skipped.
+    #[serde(default)]
+    pub absent: BTreeMap<String, String>,
 }
 
 impl Choice {
@@ -77,6 +86,7 @@ impl Choice {
             old_kernel: None,
             differences: Vec::new(),
             lacks: BTreeMap::new(),
+            absent: BTreeMap::new(),
         };
         let backports = format!("{suite}{BACKPORTS}");
         let lists = Lists {
@@ -89,7 +99,62 @@ impl Choice {
         choice.pin(&lists)?;
         choice.preferences += &record("*", &format!("release n={backports}"), 600);
         choice.kernels(&lists)?;
+        let source = choice.source_package();
+        let of_tests = wanted.by_tests.iter().chain(&wanted.unpacked);
+        for package in of_tests.chain([&source]) {
+            if !lists.has_all(std::slice::from_ref(package)) {
+                choice.leave_out(package, &format!("{suite} and {backports} lack it"));
+            }
+        }
         Ok(choice)
+    }
+
+    /// Leaves out what apt can't install for the tests. `installed` is what every run installs.
+    pub fn solve_tests(
+        &mut self,
+        archive: &Archive,
+        mut installed: Vec<String>,
+        wanted: &WantedPackages,
+    ) {
+        let of_tests = [wanted.by_tests.clone(), vec![self.source_package()]].concat();
+        let of_tests = self.present(of_tests);
+        for (package, why) in archive.unsolved(&mut installed, of_tests, "amd64") {
+            self.leave_out(&package, &why);
+        }
+        let with_rt = [installed, self.rt_packages()].concat();
+        if let Err(why) = archive.solve(&with_rt) {
+            let why = format!("no kernel with PREEMPT_RT for arm64: {why}");
+            self.differences.push(why.clone());
+            self.lacks.insert(RootPart::RtKernel, why);
+        }
+        let programs = self.present(wanted.unpacked.clone());
+        for (package, why) in archive.unsolved(&mut Vec::new(), programs, "arm64") {
+            self.leave_out(&package, &why);
+        }
+    }
+
+    fn leave_out(&mut self, package: &str, why: &str) {
+        let why = format!("{package}: {why}");
+        if package == X86_EMULATOR {
+            self.lacks.insert(RootPart::X86Guest, why.clone());
+        }
+        let line = format!("{why}; tests that need it are skipped");
+        self.differences.push(line);
+        self.absent.insert(package.to_owned(), why);
+    }
+
+    /// Those of these packages that aren't left out.
+    pub fn present(&self, mut packages: Vec<String>) -> Vec<String> {
+        packages.retain(|package| !self.absent.contains_key(package));
+        packages
+    }
+
+    /// The package of the kernel's source: bindings, checkpatch and the kernel's own driver.
+    pub fn source_package(&self) -> String {
+        let mut numbers = self.kernel.split('.');
+        let (first, second) = (numbers.next(), numbers.next());
+        let [first, second] = [first, second].map(Option::unwrap_or_default);
+        of(&format!("linux-source-{first}.{second}"), "amd64")
     }
 
     /// The packages of the kernel that the lab boots, and of its headers.

@@ -36,6 +36,7 @@ impl MadeUp {
             wanted: WantedPackages {
                 by_all: libraries(),
                 by_tests: Vec::new(),
+                unpacked: Vec::new(),
             },
         };
         archive.kernel(1, KERNEL, "7.3.4-1", &ARCHITECTURES);
@@ -70,7 +71,8 @@ impl MadeUp {
         }
     }
 
-    /// The packages of a kernel for these architectures; headers' programs are amd64's always.
+    /// The packages of a kernel for these architectures; headers' programs are amd64's always, and
+    /// its source is for all.
     pub fn kernel(
         &mut self,
         suite: usize,
@@ -79,6 +81,9 @@ impl MadeUp {
         architectures: &[&'static str],
     ) {
         self.add(suite, &format!("linux-kbuild-{release}"), version, "amd64");
+        let numbers: Vec<&str> = release.splitn(3, '.').collect();
+        let source = format!("linux-source-{}.{}", numbers[0], numbers[1]);
+        self.add(suite, &source, version, "all");
         for (name, architecture) in [
             ("linux-image-{}-arm64", "arm64"),
             ("linux-headers-{}-arm64", "arm64"),
@@ -107,7 +112,8 @@ impl MadeUp {
                 let place = self.dir.join("dists").join(suite).join(&folder);
                 fs::create_dir_all(&place).unwrap();
                 let of_list = self.dummies.iter();
-                let of_list = of_list.filter(|one| one.0 == number && one.3 == architecture);
+                let of_list =
+                    of_list.filter(|one| one.0 == number && [architecture, "all"].contains(&one.3));
                 let list: String = of_list.map(|one| self.package(one)).collect();
                 fs::write(place.join("Packages"), &list).unwrap();
                 let sum = hex(list.as_bytes());

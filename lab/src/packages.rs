@@ -2,7 +2,6 @@
 //! Debian's packages for the emulated hosts, with what they depend on, unpacked and not installed:
 //! trees that only some scenarios need, beside the toolchain root.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,6 +16,7 @@ use crate::namespace::{self, Users};
 use crate::progress::Step;
 use crate::root::Root;
 use crate::tree::{SUITE, prefer};
+use crate::unfetched::Unfetched;
 
 /// The tree `name` of these packages; fetches them when it isn't there.
 pub fn unpacked(
@@ -33,16 +33,6 @@ pub fn unpacked(
         unpack(root, to, (arch, &what), packages, &[])
     })?;
     Ok(dir.join("tree"))
-}
-
-/// Packages that can't be fetched: what needs them is left out.
-#[derive(Debug)]
-pub struct Unfetched(pub String);
-
-impl fmt::Display for Unfetched {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 /// A command that runs in such a tree of this machine's architecture, with this machine's network:

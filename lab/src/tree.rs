@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 
 use crate::apt::Apt;
-use crate::archive::{Archive, of};
+use crate::archive::Archive;
 use crate::bootstrap;
 use crate::cache::{Cache, CacheState, key, remove_tree};
 use crate::choice::{Choice, WantedPackages};
@@ -265,7 +265,7 @@ pub fn choice(dir: &Path) -> Result<Choice> {
 
 /// What [`ADD`] unpacks and doesn't install.
 pub fn unpacked(choice: &Choice) -> Vec<String> {
-    let mut packages = owned(PROGRAMS);
+    let mut packages = choice.present(owned(PROGRAMS));
     packages.extend(choice.old_packages());
     packages.extend(choice.x86_packages());
     packages
@@ -282,25 +282,9 @@ fn needed(choice: &Choice) -> Vec<String> {
 
 /// All that is installed for the tests.
 pub fn wanted(choice: &Choice) -> Vec<String> {
-    let source = source(&choice.kernel);
-    [
-        needed(choice),
-        owned(TESTS),
-        choice.rt_packages(),
-        vec![of(&source, "amd64")],
-    ]
-    .concat()
-}
-
-/// The package of the kernel's source: bindings, checkpatch and the kernel's own driver.
-fn source(release: &str) -> String {
-    let mut numbers = release.split('.');
-    let (first, second) = (numbers.next(), numbers.next());
-    format!(
-        "linux-source-{}.{}",
-        first.unwrap_or_default(),
-        second.unwrap_or_default()
-    )
+    let of_tests = [owned(TESTS), vec![choice.source_package()]].concat();
+    let of_tests = choice.present(of_tests);
+    [needed(choice), of_tests, choice.rt_packages()].concat()
 }
 
 fn make(cache: &Cache, to: &Path) -> Result<()> {
@@ -319,7 +303,8 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
 fn make_of(sources: &[String], mmdebstrap: &Path, to: &Path) -> Result<()> {
     let wanted = WantedPackages {
         by_all: owned(PACKAGES),
-        by_tests: owned(&[TESTS, PROGRAMS].concat()),
+        by_tests: owned(TESTS),
+        unpacked: owned(PROGRAMS),
     };
     let order = PackageOrder {
         sources,
@@ -407,14 +392,17 @@ fn attempt(
     let step = Step::start("the archive's package lists");
     let archive = Archive::fetch(dir, order.sources)?;
     step.done();
-    let choice = Choice::of(&archive, SUITE, order.wanted)?;
+    let mut choice = Choice::of(&archive, SUITE, order.wanted)?;
     archive.prefer(&choice.preferences)?;
+    let installed = (order.installed)(&choice);
+    let solved = archive.solve(&installed);
+    if solved.is_ok() {
+        choice.solve_tests(&archive, installed, order.wanted);
+    }
     for line in &choice.differences {
         above(|| eprintln!("archive: {line}"));
     }
-    let result = archive
-        .solve(&(order.installed)(&choice))
-        .and_then(|()| work(&archive, &choice));
+    let result = solved.and_then(|()| work(&archive, &choice));
     Ok((archive, choice, result))
 }
 
@@ -427,7 +415,8 @@ fn complete(dir: &Path) -> Result<()> {
         true => "",
         false => &choice.kernel,
     };
-    let programs: Vec<&str> = PROGRAMS
+    let programs = choice.present(owned(PROGRAMS));
+    let programs: Vec<&str> = programs
         .iter()
         .filter_map(|name| name.strip_suffix(":arm64"))
         .collect();

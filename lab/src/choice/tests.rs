@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, ensure};
 
-use super::{ARCHITECTURES, Archive, Choice, RootPart, WantedPackages};
+use super::{ARCHITECTURES, Archive, Choice, RootPart, WantedPackages, X86_EMULATOR};
 use crate::child_output::output;
 use crate::made_up::{Dummy, KERNEL, MadeUp, SUITES, has_tools, libraries};
 use crate::tree::{PackageOrder, settle};
@@ -20,6 +20,15 @@ impl MadeUp {
         let choice = Choice::of(&archive, SUITES[0], &self.wanted)?;
         archive.prefer(&choice.preferences)?;
         Ok((archive, choice))
+    }
+
+    /// What is left when apt had its word on what the tests need.
+    fn choose_for_tests(&self) -> Choice {
+        let (archive, mut choice) = self.choose().unwrap();
+        let installed = [self.wanted.by_all.clone(), choice.kernel_packages()].concat();
+        archive.solve(&installed).unwrap();
+        choice.solve_tests(&archive, installed, &self.wanted);
+        choice
     }
 
     /// What is chosen, and apt's word on it: the versions of the library that it would install.
@@ -134,10 +143,75 @@ fn what_one_architecture_lacks_is_named() {
     archive.wanted = WantedPackages {
         by_all: Vec::new(),
         by_tests: libraries(),
+        unpacked: Vec::new(),
     };
-    let (_, choice) = archive.choose().unwrap();
+    let choice = archive.choose_for_tests();
     let line = &choice.differences[0];
     assert!(line.contains("and trixie has no libdummy for a"), "{line}");
+    assert_eq!(choice.present(libraries()), [""; 0], "{choice:?}");
+}
+
+#[test]
+fn what_only_tests_need_and_cannot_be_installed_is_named() {
+    if !has_tools() {
+        return;
+    }
+    let mut archive = MadeUp::new("tests");
+    for (name, architecture, depends) in [
+        ("good", "amd64", "libdummy"),
+        ("broken", "amd64", "nothing"),
+        ("app", "arm64", "libdummy"),
+        ("broken-app", "arm64", "nothing"),
+    ] {
+        let fields = format!("Depends: {depends}\n");
+        let dummy = (0, name.to_owned(), "1", architecture, fields);
+        archive.dummies.push(dummy);
+    }
+    archive.wanted.by_tests = ["good:amd64", "broken:amd64", "gone:amd64"]
+        .map(Into::into)
+        .into();
+    archive.wanted.unpacked = ["app:arm64", "broken-app:arm64"].map(Into::into).into();
+    let choice = archive.choose_for_tests();
+    let absent: Vec<&str> = choice.absent.keys().map(String::as_str).collect();
+    assert_eq!(absent, ["broken-app:arm64", "broken:amd64", "gone:amd64"]);
+    let line = "broken:amd64: apt can't install what was chosen: broken : Depends: nothing but it is \
+                not installable; tests that need it are skipped";
+    assert!(
+        choice.differences.iter().any(|one| one == line),
+        "{choice:?}"
+    );
+    assert!(
+        choice
+            .differences
+            .iter()
+            .all(|one| one.lines().count() == 1)
+    );
+}
+
+/// The emulator of the guest for x86-64 is as good as that guest; a kernel that can't be installed is
+/// no kernel.
+#[test]
+fn what_a_part_of_the_root_is_made_of_costs_that_part() {
+    if !has_tools() {
+        return;
+    }
+    let mut archive = MadeUp::new("parts");
+    archive.wanted.by_tests = vec![X86_EMULATOR.to_owned()];
+    let rt = archive.dummies.iter_mut();
+    for one in rt.filter(|one| one.1.starts_with("linux-image") && one.1.ends_with("-rt-arm64")) {
+        one.4 = "Depends: nothing\n".to_owned();
+    }
+    let choice = archive.choose_for_tests();
+    let why = &choice.lacks[&RootPart::X86Guest];
+    assert!(
+        why.starts_with("qemu-system-x86:amd64: trixie and"),
+        "{why}"
+    );
+    assert_eq!(choice.x86_packages(), [""; 0]);
+    let why = &choice.lacks[&RootPart::RtKernel];
+    assert!(why.contains("-rt-arm64:arm64 : Depends: nothing"), "{why}");
+    assert_eq!(choice.rt_packages(), [""; 0]);
+    assert_eq!(choice.kernel, KERNEL);
 }
 
 /// Nobody wants the library by its name.
