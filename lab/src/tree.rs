@@ -360,8 +360,23 @@ pub struct PackageOrder<'a> {
     pub installed: &'a dyn Fn(&Choice) -> Vec<String>,
 }
 
-/// Reads the archive, chooses, and does the work; once more if the archive has changed meanwhile, as
-/// it does several times a day.
+/// How apt tells that a file of its lists is gone, or is another one.
+const GONE: [&str; 5] = [
+    "404  Not Found",
+    // Of a mirror that is a folder.
+    "File not found",
+    "Failed to stat - stat (2: No such file or directory)",
+    "Hash Sum mismatch",
+    "File has unexpected size",
+];
+
+fn is_gone(error: &anyhow::Error) -> bool {
+    let text = format!("{error:#}");
+    GONE.iter().any(|words| text.contains(words))
+}
+
+/// Reads the archive, chooses, and does the work; once more if the archive has changed between list and
+/// fetch, as it does several times a day. What fails for another reason would fail again.
 pub fn settle(
     dir: &Path,
     order: &PackageOrder<'_>,
@@ -369,6 +384,7 @@ pub fn settle(
 ) -> Result<Choice> {
     let (before, failed) = match attempt(dir, order, &mut work)? {
         (_, choice, Ok(())) => return Ok(choice),
+        (_, _, Err(error)) if !is_gone(&error) => return Err(error),
         (archive, _, Err(error)) => (archive, error),
     };
     let (archive, choice, result) = attempt(dir, order, &mut work)?;

@@ -393,6 +393,28 @@ fn what_is_gone_between_list_and_fetch_is_looked_for_anew() {
     }
 }
 
+/// As when the disk is full: the same again would take minutes.
+#[test]
+fn what_is_not_gone_is_tried_once() {
+    if !has_tools() {
+        return;
+    }
+    let archive = MadeUp::new("fails");
+    let sources = archive.write();
+    let order = PackageOrder {
+        sources: &sources,
+        wanted: &archive.wanted,
+        installed: &|choice| [libraries(), kernels(choice)].concat(),
+    };
+    let mut tries = 0;
+    let settled = settle(&archive.dir.join("apt"), &order, |_, _| {
+        tries += 1;
+        Err(anyhow!("the disk is full"))
+    });
+    let said = format!("{:#}", settled.unwrap_err());
+    assert_eq!((tries, &*said), (1, "the disk is full"));
+}
+
 fn download(apt: &Archive, to: &Path) -> Result<()> {
     let mut download = apt.apt("apt-get");
     download.arg("download").args(libraries()).current_dir(to);

@@ -233,3 +233,20 @@ fn what_hosts_need_is_in_the_lists() {
         assert!(PROGRAMS.contains(package), "{package}");
     }
 }
+
+#[test]
+fn what_is_gone_is_told_from_other_failures() {
+    let fetch = "E: Failed to fetch http://a.example/b.deb";
+    for (end, wanted) in [
+        ("404  Not Found [IP: 192.0.2.1 80]", true),
+        ("Hash Sum mismatch", true),
+        (
+            "File has unexpected size (2 != 1). Mirror sync in progress?",
+            true,
+        ),
+        ("Could not connect to a.example", false),
+    ] {
+        let error = anyhow!("{fetch}  {end}").context("cannot make the toolchain root");
+        assert_eq!(is_gone(&error), wanted, "{end}");
+    }
+}
