@@ -68,7 +68,7 @@ const ABI: ModuleSource = ModuleSource {
 };
 
 /// Includes the headers twice and uses each of their values, without a library's
-/// headers; with no value found, `-pedantic` refuses the empty file.
+/// headers; with no value found, `-pedantic` warns of the empty file. $2 makes warnings errors.
 const ABI_SCRIPT: &str = r#"
     for header in vcpufreq-abi.h vcpufreq-shm.h; do
         {
@@ -77,7 +77,7 @@ const ABI_SCRIPT: &str = r#"
                 "abi/$header"
         } > use.c
         clang --target="$1" -ffreestanding -nostdinc -Iabi -std=c89 -pedantic \
-            -Wall -Wextra -Werror -fsyntax-only use.c
+            -Wall -Wextra $2 -fsyntax-only use.c
     done
 "#;
 
@@ -176,23 +176,11 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
     tried.extend(with_kernels_tools(of_bpf, is_known));
     let name = "host-bpf: no warning of clang".to_owned();
     let of_clang = bpf("warnings", "OUT=/tmp").tried(name, artifacts.tools(), repo);
-    tried.extend(with_tools(
-        of_clang,
-        "clang",
-        known.has_clang(&artifacts.root)?,
-    ));
+    let has_clang = known.has_clang(&artifacts.root)?;
+    tried.extend(with_tools(of_clang, "clang", has_clang));
     for machine in ["aarch64-linux-gnu", "x86_64-linux-gnu"] {
-        let check = Check {
-            name: format!("abi-{machine}"),
-            source: ABI,
-            needs: Vec::new(),
-            command: ["sh", "-ec", ABI_SCRIPT, "sh", machine]
-                .map(Into::into)
-                .into(),
-            place: CheckPlace::Copy,
-        };
         let name = format!("abi: the headers are C for {machine}");
-        tried.push(check.tried(name, artifacts.tools(), repo));
+        tried.push(abi(machine, has_clang).tried(name, artifacts.tools(), repo));
     }
     let name = "modules: coccicheck".to_owned();
     let needs = [&*source, "coccinelle:amd64", "libpython3-dev:amd64"];
@@ -315,6 +303,19 @@ fn dkms(source: ModuleSource, release: &str) -> Check {
     }
 }
 
+/// The register headers as C for a machine; with `strict` a warning is an error.
+fn abi(machine: &str, strict: bool) -> Check {
+    let strict = if strict { "-Werror" } else { "" };
+    let command = ["sh", "-ec", ABI_SCRIPT, "sh", machine, strict];
+    Check {
+        name: format!("abi-{machine}"),
+        source: ABI,
+        needs: Vec::new(),
+        command: command.map(Into::into).into(),
+        place: CheckPlace::Copy,
+    }
+}
+
 fn bpf(target: &str, setting: &str) -> Check {
     let command = ["make", "--silent", "-C", "host-bpf/bpf", target, setting];
     Check {
@@ -361,8 +362,48 @@ fn make(target: &str, source: ModuleSource, release: &str, variables: &[&str]) -
 
 #[cfg(test)]
 mod tests {
-    //! Promise: what the driver's tests printed is counted as what it was.
+    //! Promises: what the driver's tests printed is counted as what it was; what tools find that aren't
+    //! known decides nothing, and compilers' warnings are errors with known ones alone.
     use super::*;
+
+    #[test]
+    fn what_an_unknown_tool_finds_decides_nothing() {
+        let all = [
+            Verdict::Passed,
+            Verdict::Failed("warning: new".to_owned()),
+            Verdict::Skipped("sparse:amd64: trixie lacks it".to_owned()),
+        ];
+        let decides = |verdict: &Verdict, is_known| {
+            let name = "abi".to_owned();
+            let verdict = verdict.clone();
+            with_kernels_tools(TestResult { name, verdict }, is_known).map(|one| one.verdict)
+        };
+        for verdict in &all {
+            assert_eq!(decides(verdict, true).as_ref(), Some(verdict));
+            let unknown = Some(verdict).filter(|one| !matches!(one, Verdict::Failed(_)));
+            assert_eq!(decides(verdict, false).as_ref(), unknown);
+        }
+    }
+
+    /// By a stand-in for clang, which warns.
+    #[test]
+    fn the_headers_warnings_are_errors_with_a_known_compiler() {
+        let dir = std::env::temp_dir().join(format!("vcpufreq-abi-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("abi")).unwrap();
+        for header in ["vcpufreq-abi.h", "vcpufreq-shm.h"] {
+            std::fs::write(dir.join("abi").join(header), "#define A 1\n").unwrap();
+        }
+        let clang = "clang() { case \" $* \" in *' -Werror '*) return 1 ;; esac; }\n";
+        for strict in [true, false] {
+            let command = abi("aarch64-linux-gnu", strict).command;
+            let script = format!("{clang}{}", command[2]);
+            let mut run = std::process::Command::new("sh");
+            run.args(["-ec", &script]).args(&command[3..]);
+            let status = run.current_dir(&dir).status().unwrap();
+            assert_eq!(status.success(), !strict);
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 
     #[test]
     fn driver_tests_are_told_apart() {

@@ -204,8 +204,23 @@ fn parse(text: &str) -> Vec<TestResult> {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: what a test run printed is counted as what it was, and so are a compiler's warnings.
+    //! Promises: what a test run printed is counted as what it was, and so are a compiler's warnings;
+    //! those of a compiler that isn't known decide nothing.
     use super::*;
+
+    #[test]
+    fn warnings_of_an_unknown_compiler_decide_nothing() {
+        let warns = || Err(anyhow::anyhow!("error: a new lint"));
+        let of = |strict, found| judged("clippy, 1.99.0", strict, found).map(|one| one.verdict);
+        let failed = Verdict::Failed("error: a new lint".to_owned());
+        assert_eq!(of(true, warns()), Some(failed));
+        assert_eq!(of(false, warns()), None);
+        // What can't be tried is told with any.
+        let lacks = || Err(Unfetched("rust-clippy:amd64: trixie lacks it".to_owned()).into());
+        for strict in [true, false] {
+            assert!(matches!(of(strict, lacks()), Some(Verdict::Skipped(_))));
+        }
+    }
 
     #[test]
     fn findings_are_counted_once() {
