@@ -57,7 +57,7 @@ fn bench() -> Value {
     };
     let bound = |held: bool| {
         json!({ "held": held, "text": "step-down other_thread.to_fmin: vm+bridge 143.1 ms, \
-        host 80.0 ms, within 8.0 ms (n = 5)" })
+        host 80.0 ms, within 8.0 ms (held in 5 of 5)" })
     };
     json!({
         "conditions": { "board": null, "work_load": { "io": "load io 60 /dev/nullb0 1200" }, "clusters": [

@@ -30,6 +30,10 @@ pub struct Listed {
     pub for_all: bool,
     /// Code name of the suite.
     pub suite: String,
+    /// The packages that it depends on in one version, each with that.
+    pub exact: Vec<(String, String)>,
+    /// Names that it stands for.
+    pub provides: Vec<String>,
 }
 
 /// An apt with lists of its own.
@@ -102,11 +106,41 @@ impl Archive {
     /// Whether apt's solver can install these on an empty system, at once; if not, the error is what
     /// it says, in one line.
     pub fn solve(&self, packages: &[String]) -> Result<()> {
+        self.solve_for(packages, ARCHITECTURES[0])
+    }
+
+    /// The same on a system of this architecture.
+    fn solve_for(&self, packages: &[String], architecture: &str) -> Result<()> {
         let mut solve = self.apt("apt-get");
-        solve.args(["--simulate", "--quiet", "install"]);
+        let of_system = format!("APT::Architecture={architecture}");
+        solve.args(["--option", &of_system, "--simulate", "--quiet", "install"]);
         let (held, text) = output(solve.args(packages))?;
         ensure!(held, "apt can't install what was chosen: {}", unmet(&text));
         Ok(())
+    }
+
+    /// Adds to `installed`, which can be installed on a system of this architecture, those of these
+    /// packages that can be installed beside it, in turn. The others, each with what apt says.
+    pub fn unsolved(
+        &self,
+        installed: &mut Vec<String>,
+        packages: Vec<String>,
+        architecture: &str,
+    ) -> Vec<(String, String)> {
+        let all = [&installed[..], &packages].concat();
+        if self.solve_for(&all, architecture).is_ok() {
+            *installed = all;
+            return Vec::new();
+        }
+        let mut unsolved = Vec::new();
+        for package in packages {
+            installed.push(package.clone());
+            if let Err(why) = self.solve_for(installed, architecture) {
+                installed.pop();
+                unsolved.push((package, why.to_string()));
+            }
+        }
+        unsolved
     }
 
     /// The version of each of these packages (`NAME:ARCHITECTURE`) that apt would take.
@@ -215,7 +249,13 @@ fn parse(paragraph: &str, suite: &str, architecture: &str) -> Option<Listed> {
         Some((source, version)) => (source, version.trim_end_matches(')')),
         None => (source, version),
     };
+    let relations = ["Pre-Depends", "Depends"].into_iter().filter_map(field);
+    let exact = relations.flat_map(|all| all.split(", ").filter_map(exact));
+    let provides = field("Provides").into_iter();
+    let provides = provides.flat_map(|all| all.split(", ").filter_map(|one| one.split(' ').next()));
     Some(Listed {
+        exact: exact.collect(),
+        provides: provides.map(str::to_owned).collect(),
         name: name.to_owned(),
         version: version.to_owned(),
         source: source.to_owned(),
@@ -224,6 +264,15 @@ fn parse(paragraph: &str, suite: &str, architecture: &str) -> Option<Listed> {
         for_all: field("Architecture") == Some("all"),
         suite: suite.to_owned(),
     })
+}
+
+/// `NAME (= VERSION)`, or `NAME:any (= VERSION)`, without alternative.
+fn exact(relation: &str) -> Option<(String, String)> {
+    let (name, version) = relation.split_once(" (= ")?;
+    let version = version.strip_suffix(')')?;
+    let name = name.split(':').next().unwrap_or(name);
+    let is_one = !relation.contains('|');
+    is_one.then(|| (name.to_owned(), version.to_owned()))
 }
 
 /// The first error that apt printed.
@@ -270,6 +319,16 @@ mod tests {
         assert_eq!((&*listed.source, &*listed.source_version), ("make", "4.4"));
         assert!(listed.for_all);
         assert_eq!(parse("\n", "trixie", "arm64"), None);
+    }
+
+    #[test]
+    fn a_paragraph_names_what_it_needs_in_one_version() {
+        let text = "Package: linux-headers\nVersion: 1\nArchitecture: arm64\n\
+                    Pre-Depends: dpkg (>= 1)\nProvides: headers (= 1), other\n\
+                    Depends: gcc, common:any (= 1-2), a (= 1) | b, kbuild (>= 1)\n";
+        let listed = parse(text, "trixie", "arm64").unwrap();
+        assert_eq!(listed.exact, [("common".to_owned(), "1-2".to_owned())]);
+        assert_eq!(listed.provides, ["headers", "other"]);
     }
 
     #[test]

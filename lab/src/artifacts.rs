@@ -8,7 +8,7 @@ use std::thread;
 use anyhow::{Context, Result, anyhow};
 
 use crate::arch::Arch;
-use crate::boot::HostPart;
+use crate::boot::{Driver, HostPart};
 use crate::cache::{Cache, key};
 use crate::cross;
 use crate::initramfs::Initramfs;
@@ -17,7 +17,9 @@ use crate::known::KnownVersions;
 use crate::out;
 use crate::progress::Step;
 use crate::root::Root;
+use crate::tools::RT_APP;
 use crate::tree::RootUse;
+use crate::unfetched::Unfetched;
 use crate::{board, debian, libvirt, monitoring, own_kernel, perfetto, qemu, systemd, tools};
 
 pub const HOST_MODULES: ModuleSource = ModuleSource {
@@ -135,6 +137,9 @@ impl Artifacts {
         let kernel = self.kernel(arch, host)?;
         let guest_kernel = self.kernel(arch, guest.flavor)?;
         let has = |part| guest.parts.contains(&part);
+        for part in guest.parts {
+            self.root.require(part.needs(arch))?;
+        }
         let mut programs = Vec::new();
         if has(HostPart::Systemd) {
             programs.extend(systemd::PROGRAMS);
@@ -188,9 +193,7 @@ impl Artifacts {
         }
         if has(HostPart::Board) {
             let mut folders = vec![self.guest_driver(&kernel)?];
-            if arch == Arch::Arm64 {
-                folders.push(kernel.mainline_driver(&self.cache, &self.root)?);
-            }
+            folders.extend(self.mainline_driver(&kernel, guest.driver)?);
             let mut files = folders
                 .into_iter()
                 .map(|folder| folder.join(format!("{}.ko", guest.driver)));
@@ -206,7 +209,7 @@ impl Artifacts {
         }
         archive.file(
             "lab/guest-initramfs",
-            &self.guest_initramfs((&guest_kernel, guest.flavor), guest.parts)?,
+            &self.guest_initramfs((&guest_kernel, guest.flavor), guest)?,
         )?;
         archive.finish()
     }
@@ -214,22 +217,37 @@ impl Artifacts {
     fn guest_initramfs(
         &self,
         (kernel, flavor): (&Kernel, Flavor),
-        parts: &[HostPart],
+        contents: HostContents<'_>,
     ) -> Result<Vec<u8>> {
-        let mut archive = self.base(kernel, parts, &[])?;
+        let mut archive = self.base(kernel, contents.parts, &[])?;
         // The kernel for protected guests has them built in.
-        if parts.contains(&HostPart::DiskModules) && flavor != Flavor::Protected {
+        if contents.parts.contains(&HostPart::DiskModules) && flavor != Flavor::Protected {
             for path in tools::DISK_MODULES {
                 self.add_own_module(&mut archive, kernel, path)?;
             }
         }
         add_modules(&mut archive, &self.guest_driver(kernel)?)?;
-        // It takes its registers from a device tree.
-        if self.for_use == RootUse::Tests && kernel.arch == Arch::Arm64 {
-            let mainline = kernel.mainline_driver(&self.cache, &self.root)?;
-            add_modules(&mut archive, &mainline)?;
+        if self.for_use == RootUse::Tests {
+            if let Some(mainline) = self.mainline_driver(kernel, contents.driver)? {
+                add_modules(&mut archive, &mainline)?;
+            }
         }
         archive.finish()
+    }
+
+    /// The folder of the kernel's own driver's module, which guests for x86-64 lack: it takes its
+    /// registers from a device tree. Without the kernel's source, guests with another driver go
+    /// without.
+    fn mainline_driver(&self, kernel: &Kernel, driver: &str) -> Result<Option<PathBuf>> {
+        if kernel.arch == Arch::X86_64 {
+            return Ok(None);
+        }
+        match kernel.mainline_driver(&self.cache, &self.root) {
+            Err(error) if error.is::<Unfetched>() && driver != Driver::Mainline.module() => {
+                Ok(None)
+            }
+            folder => folder.map(Some),
+        }
     }
 
     /// What host and guest have, and these of Debian's programs. The demo runs none of those.
@@ -252,7 +270,7 @@ impl Artifacts {
         }
         let mut programs = programs.to_vec();
         // The toolchain root has it for arm64 alone.
-        if arch == Arch::Arm64 {
+        if arch == Arch::Arm64 && self.root.require(&[RT_APP]).is_ok() {
             programs.push("bin/rt-app");
         }
         let fio = match parts.contains(&HostPart::Fio) {

@@ -61,6 +61,18 @@ pub enum HostPart {
     Tools,
 }
 
+impl HostPart {
+    /// Packages that it is made of, of those that the toolchain root may be without.
+    pub fn needs(self, arch: Arch) -> &'static [&'static str] {
+        match (self, arch) {
+            (Self::Qemu, Arm64) => &["qemu-system-arm:arm64", "device-tree-compiler:arm64"],
+            (Self::Tools, Arm64) => &["rt-tests:arm64", "stress-ng:arm64"],
+            (Self::Systemd, _) => &["systemd:arm64"],
+            _ => &[],
+        }
+    }
+}
+
 /// One boot of an emulated host and what is tried on it.
 pub struct Boot {
     /// Which command carries it out.

@@ -17,6 +17,7 @@ use crate::kernel::{Flavor, Kernel, ModuleSource};
 use crate::kernel_source;
 use crate::known::KnownVersions;
 use crate::progress::above;
+use crate::unfetched::Unfetched;
 use crate::verdict::{TestResult, Verdict, tell};
 
 const GUEST_DRIVER: ModuleSource = ModuleSource {
@@ -67,7 +68,7 @@ const ABI: ModuleSource = ModuleSource {
 };
 
 /// Includes the headers twice and uses each of their values, without a library's
-/// headers; with no value found, `-pedantic` refuses the empty file.
+/// headers; with no value found, `-pedantic` warns of the empty file. $2 makes warnings errors.
 const ABI_SCRIPT: &str = r#"
     for header in vcpufreq-abi.h vcpufreq-shm.h; do
         {
@@ -76,7 +77,7 @@ const ABI_SCRIPT: &str = r#"
                 "abi/$header"
         } > use.c
         clang --target="$1" -ffreestanding -nostdinc -Iabi -std=c89 -pedantic \
-            -Wall -Wextra -Werror -fsyntax-only use.c
+            -Wall -Wextra $2 -fsyntax-only use.c
     done
 "#;
 
@@ -139,9 +140,16 @@ pub fn packages(artifacts: &Artifacts, repo: &Path, flavors: &[Flavor]) -> Resul
 
 /// Every test of the C code that the short set has.
 pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
-    let source = kernel_source::unpacked(&artifacts.cache, &artifacts.root)?;
-    let scripts = format!("{}/scripts", artifacts.root.inside(&source)?);
+    let source = kernel_source::unpacked(&artifacts.cache, &artifacts.root);
+    let scripts = match source {
+        Ok(source) => format!("{}/scripts", artifacts.root.inside(&source)?),
+        // What needs them is skipped.
+        Err(error) if error.is::<Unfetched>() => String::new(),
+        Err(error) => return Err(error),
+    };
     let checkpatch = format!("CHECKPATCH={scripts}/checkpatch.pl");
+    let source = artifacts.root.source_package();
+    let checks_need = [&*source, "perl:amd64", "sparse:amd64"];
     let known = KnownVersions::read(repo)?;
     let is_known = known.has_kernel(artifacts.root.kernel());
     let mut tried = Vec::new();
@@ -156,36 +164,28 @@ pub fn all(artifacts: &Artifacts, repo: &Path) -> Result<Vec<TestResult>> {
         }
         let release = Kernel::find(&artifacts.root, flavor)?.release;
         for source in [GUEST_DRIVER, LAB_MODULES, HOST_MODULE, RT_MODULE] {
-            let check = make("check", source, &release, &[&checkpatch]);
+            let check = make("check", source, &release, &[&checkpatch]).needing(&checks_need);
             let name = format!("{}: W=1, sparse, checkpatch, {release}", source.name);
             let one = check.tried(name, artifacts.tools(), repo);
             tried.extend(with_kernels_tools(one, is_known));
         }
     }
     let name = "host-bpf: sparse, checkpatch".to_owned();
-    let of_bpf = bpf("check", &checkpatch).tried(name, artifacts.tools(), repo);
+    let of_bpf = bpf("check", &checkpatch).needing(&checks_need);
+    let of_bpf = of_bpf.tried(name, artifacts.tools(), repo);
     tried.extend(with_kernels_tools(of_bpf, is_known));
     let name = "host-bpf: no warning of clang".to_owned();
     let of_clang = bpf("warnings", "OUT=/tmp").tried(name, artifacts.tools(), repo);
-    tried.extend(with_tools(
-        of_clang,
-        "clang",
-        known.has_clang(&artifacts.root)?,
-    ));
+    let has_clang = known.has_clang(&artifacts.root)?;
+    tried.extend(with_tools(of_clang, "clang", has_clang));
     for machine in ["aarch64-linux-gnu", "x86_64-linux-gnu"] {
-        let check = Check {
-            name: format!("abi-{machine}"),
-            source: ABI,
-            command: ["sh", "-ec", ABI_SCRIPT, "sh", machine]
-                .map(Into::into)
-                .into(),
-            place: CheckPlace::Copy,
-        };
         let name = format!("abi: the headers are C for {machine}");
-        tried.push(check.tried(name, artifacts.tools(), repo));
+        tried.push(abi(machine, has_clang).tried(name, artifacts.tools(), repo));
     }
     let name = "modules: coccicheck".to_owned();
-    let semantic = coccicheck(&scripts).tried(name, artifacts.tools(), repo);
+    let needs = [&*source, "coccinelle:amd64", "libpython3-dev:amd64"];
+    let semantic = coccicheck(&scripts).needing(&needs);
+    let semantic = semantic.tried(name, artifacts.tools(), repo);
     tried.extend(with_kernels_tools(semantic, is_known));
     tried.extend(driver_tests(artifacts, repo, is_known)?);
     tried.iter().for_each(tell);
@@ -297,6 +297,20 @@ fn dkms(source: ModuleSource, release: &str) -> Check {
     Check {
         name: format!("{}-dkms-{release}", source.name),
         source,
+        needs: vec!["dkms:amd64".to_owned()],
+        command: command.map(Into::into).into(),
+        place: CheckPlace::Copy,
+    }
+}
+
+/// The register headers as C for a machine; with `strict` a warning is an error.
+fn abi(machine: &str, strict: bool) -> Check {
+    let strict = if strict { "-Werror" } else { "" };
+    let command = ["sh", "-ec", ABI_SCRIPT, "sh", machine, strict];
+    Check {
+        name: format!("abi-{machine}"),
+        source: ABI,
+        needs: Vec::new(),
         command: command.map(Into::into).into(),
         place: CheckPlace::Copy,
     }
@@ -307,6 +321,7 @@ fn bpf(target: &str, setting: &str) -> Check {
     Check {
         name: format!("bpf-{target}"),
         source: BPF,
+        needs: Vec::new(),
         command: command.map(Into::into).into(),
         place: CheckPlace::Copy,
     }
@@ -318,6 +333,7 @@ fn coccicheck(scripts: &str) -> Check {
     Check {
         name: "coccicheck".to_owned(),
         source: MODULES,
+        needs: Vec::new(),
         command: command.map(Into::into).into(),
         place: CheckPlace::Copy,
     }
@@ -338,6 +354,7 @@ fn make(target: &str, source: ModuleSource, release: &str, variables: &[&str]) -
     Check {
         name: format!("{}-{target}-{release}", source.name),
         source,
+        needs: Vec::new(),
         command,
         place: CheckPlace::Copy,
     }
@@ -345,8 +362,48 @@ fn make(target: &str, source: ModuleSource, release: &str, variables: &[&str]) -
 
 #[cfg(test)]
 mod tests {
-    //! Promise: what the driver's tests printed is counted as what it was.
+    //! Promises: what the driver's tests printed is counted as what it was; what tools find that aren't
+    //! known decides nothing, and compilers' warnings are errors with known ones alone.
     use super::*;
+
+    #[test]
+    fn what_an_unknown_tool_finds_decides_nothing() {
+        let all = [
+            Verdict::Passed,
+            Verdict::Failed("warning: new".to_owned()),
+            Verdict::Skipped("sparse:amd64: trixie lacks it".to_owned()),
+        ];
+        let decides = |verdict: &Verdict, is_known| {
+            let name = "abi".to_owned();
+            let verdict = verdict.clone();
+            with_kernels_tools(TestResult { name, verdict }, is_known).map(|one| one.verdict)
+        };
+        for verdict in &all {
+            assert_eq!(decides(verdict, true).as_ref(), Some(verdict));
+            let unknown = Some(verdict).filter(|one| !matches!(one, Verdict::Failed(_)));
+            assert_eq!(decides(verdict, false).as_ref(), unknown);
+        }
+    }
+
+    /// By a stand-in for clang, which warns.
+    #[test]
+    fn the_headers_warnings_are_errors_with_a_known_compiler() {
+        let dir = std::env::temp_dir().join(format!("vcpufreq-abi-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("abi")).unwrap();
+        for header in ["vcpufreq-abi.h", "vcpufreq-shm.h"] {
+            std::fs::write(dir.join("abi").join(header), "#define A 1\n").unwrap();
+        }
+        let clang = "clang() { case \" $* \" in *' -Werror '*) return 1 ;; esac; }\n";
+        for strict in [true, false] {
+            let command = abi("aarch64-linux-gnu", strict).command;
+            let script = format!("{clang}{}", command[2]);
+            let mut run = std::process::Command::new("sh");
+            run.args(["-ec", &script]).args(&command[3..]);
+            let status = run.current_dir(&dir).status().unwrap();
+            assert_eq!(status.success(), !strict);
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 
     #[test]
     fn driver_tests_are_told_apart() {

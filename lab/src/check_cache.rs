@@ -14,6 +14,7 @@ use crate::child_output;
 use crate::kernel::ModuleSource;
 use crate::progress::Step;
 use crate::root::Root;
+use crate::unfetched::Unfetched;
 use crate::verdict::{TestResult, Verdict};
 
 /// A command on a part of the checkout.
@@ -22,6 +23,8 @@ pub struct Check {
     pub name: String,
     /// What it looks at.
     pub source: ModuleSource,
+    /// Packages that it needs, of those that the toolchain root may be without.
+    pub needs: Vec<String>,
     /// Runs in the toolchain root.
     pub command: Vec<String>,
     /// And there, in this folder.
@@ -46,9 +49,18 @@ pub struct PassedCheck {
 }
 
 impl Check {
+    /// The same with these packages as its needs.
+    pub fn needing(mut self, packages: &[&str]) -> Self {
+        self.needs = packages.iter().map(|&one| one.to_owned()).collect();
+        self
+    }
+
     /// Runs it, unless it passed before on the same input. When it doesn't
-    /// pass, what it printed is the error.
+    /// pass, what it printed is the error; without a package that it needs, the error is
+    /// [`Unfetched`].
     pub fn carry_out(&self, (cache, root): (&Cache, &Root), repo: &Path) -> Result<PassedCheck> {
+        let needs: Vec<&str> = self.needs.iter().map(String::as_str).collect();
+        root.require(&needs)?;
         let mut input = self.source.content(repo)?;
         input.push(root.id().into_bytes());
         input.extend(self.command.iter().map(|word| word.clone().into_bytes()));
@@ -82,9 +94,17 @@ impl Check {
     pub fn tried(&self, name: String, (cache, root): (&Cache, &Root), repo: &Path) -> TestResult {
         let verdict = match self.carry_out((cache, root), repo) {
             Ok(held) => held.verdict(),
-            Err(error) => Verdict::Failed(format!("{error:#}")),
+            Err(error) => not_held(&error),
         };
         TestResult { name, verdict }
+    }
+}
+
+/// The verdict on what could not be carried out, or did not pass.
+pub fn not_held(error: &anyhow::Error) -> Verdict {
+    match error.downcast_ref::<Unfetched>() {
+        Some(Unfetched(why)) => Verdict::Skipped(why.clone()),
+        None => Verdict::Failed(format!("{error:#}")),
     }
 }
 
@@ -96,5 +116,24 @@ impl PassedCheck {
         } else {
             Verdict::Passed
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: what lacks a package is skipped with the reason, and all else fails.
+    use super::*;
+
+    #[test]
+    fn what_lacks_a_package_is_skipped() {
+        let lacks = || Unfetched("sparse:amd64: trixie lacks it".to_owned());
+        let skipped = Verdict::Skipped(lacks().0);
+        assert_eq!(not_held(&lacks().into()), skipped);
+        let beneath = anyhow::anyhow!("404").context(lacks());
+        assert_eq!(not_held(&beneath), skipped);
+        assert!(matches!(
+            not_held(&anyhow::anyhow!("404")),
+            Verdict::Failed(_)
+        ));
     }
 }

@@ -8,16 +8,17 @@ use anyhow::Result;
 
 use crate::artifacts::Artifacts;
 use crate::browser;
+use crate::check_cache::{PassedCheck, not_held};
 use crate::child_output::{self, CARGO_BAR, machine_cargo, output};
 use crate::cross::{self, HOST_FEATURES};
 use crate::kernel_source;
 use crate::known::KnownVersions;
 use crate::monitoring;
-use crate::packages::Unfetched;
 use crate::progress::{Step, above};
 use crate::publish;
 use crate::set::Set;
 use crate::supply;
+use crate::unfetched::Unfetched;
 use crate::verdict::{TestResult, Verdict, tell};
 
 /// A set's checks of formatting, lints and dependencies, which seldom change. The long set has the lints
@@ -31,15 +32,8 @@ pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<TestR
     let mut tried = Vec::new();
     for (name, check) in cross::lints((cache, root), repo, strict, set)? {
         let name = format!("{name}, {compiler}");
-        if strict {
-            tried.push(check.tried(name, (cache, root), repo));
-        } else {
-            let text = match check.carry_out((cache, root), repo) {
-                Ok(held) => held.text,
-                Err(error) => format!("{error:#}"),
-            };
-            note(&name, &text);
-        }
+        let one = check.carry_out((cache, root), repo);
+        tried.extend(judged(&name, strict, one));
     }
     if set == Set::Short {
         tried.push(publish::tried(cache, repo)?);
@@ -51,6 +45,24 @@ pub fn sources(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<TestR
     }
     tried.iter().for_each(tell);
     Ok(tried)
+}
+
+/// What a lint found. That of a compiler that isn't known decides nothing, but what can't be tried is
+/// told all the same.
+fn judged(name: &str, strict: bool, found: Result<PassedCheck>) -> Option<TestResult> {
+    let verdict = match &found {
+        Ok(held) => held.verdict(),
+        Err(error) => not_held(error),
+    };
+    if strict || matches!(verdict, Verdict::Skipped(_)) {
+        let name = name.to_owned();
+        return Some(TestResult { name, verdict });
+    }
+    note(
+        name,
+        &found.map_or_else(|error| format!("{error:#}"), |held| held.text),
+    );
+    None
 }
 
 /// clippy of this machine, where it has one. That of another version than those which the project is
@@ -128,11 +140,13 @@ pub fn crates(artifacts: &Artifacts, repo: &Path, set: Set) -> Result<Vec<TestRe
         .current_dir(repo)
         // The device tree's tests compile and check it with these.
         .env("VCPUFREQ_LAB_ROOT", artifacts.root.dir())
-        .env(
-            "VCPUFREQ_BINDINGS",
-            kernel_source::bindings(&artifacts.cache, &artifacts.root)?,
-        )
         .envs(CARGO_BAR);
+    match kernel_source::bindings(&artifacts.cache, &artifacts.root) {
+        Ok(bindings) => test.env("VCPUFREQ_BINDINGS", bindings),
+        // They skip what needs them.
+        Err(error) if error.is::<Unfetched>() => &mut test,
+        Err(error) => return Err(error),
+    };
     let (held, text) = child_output::cargo(&mut test, &step)?;
     step.done();
     let mut tried = parse(&text);
@@ -190,8 +204,23 @@ fn parse(text: &str) -> Vec<TestResult> {
 
 #[cfg(test)]
 mod tests {
-    //! Promises: what a test run printed is counted as what it was, and so are a compiler's warnings.
+    //! Promises: what a test run printed is counted as what it was, and so are a compiler's warnings;
+    //! those of a compiler that isn't known decide nothing.
     use super::*;
+
+    #[test]
+    fn warnings_of_an_unknown_compiler_decide_nothing() {
+        let warns = || Err(anyhow::anyhow!("error: a new lint"));
+        let of = |strict, found| judged("clippy, 1.99.0", strict, found).map(|one| one.verdict);
+        let failed = Verdict::Failed("error: a new lint".to_owned());
+        assert_eq!(of(true, warns()), Some(failed));
+        assert_eq!(of(false, warns()), None);
+        // What can't be tried is told with any.
+        let lacks = || Err(Unfetched("rust-clippy:amd64: trixie lacks it".to_owned()).into());
+        for strict in [true, false] {
+            assert!(matches!(of(strict, lacks()), Some(Verdict::Skipped(_))));
+        }
+    }
 
     #[test]
     fn findings_are_counted_once() {

@@ -137,6 +137,11 @@ pub fn lints(
         Check {
             name: name.replace(' ', "-"),
             source: SOURCE,
+            needs: match words[1] {
+                "clippy" => vec!["rust-clippy:amd64".to_owned()],
+                "fmt" => vec!["rustfmt:amd64".to_owned()],
+                _ => Vec::new(),
+            },
             command: [words, denied]
                 .concat()
                 .into_iter()

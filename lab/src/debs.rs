@@ -107,6 +107,7 @@ pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
         }
     }
     let root = Root::prepare(&cache, repo, RootUse::Tests)?;
+    root.require(&["debhelper:amd64", "dh-dkms:amd64", "lintian:amd64"])?;
     let crates = cross::crates(&cache, &root, repo)?;
     install_check::prepare(&cache)?;
     arm_check::prepare(&cache, &root, repo)?;

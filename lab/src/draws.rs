@@ -4,7 +4,7 @@
 //! A run repeats exactly, so a pause before a scenario makes another draw of what depends on chance.
 //! One rule judges each test of such a scenario: it holds if it held in [`DRAWS`] draws but one. So a
 //! scenario isn't drawn any more once each of its tests has held that often, or has failed twice. The
-//! bench draws itself, in as many repeats: a median of three is within a bound if two of them are.
+//! bench draws itself, in its repeats, and judges each of its bounds by the same rule.
 
 use crate::verdict::{TestResult, Verdict};
 

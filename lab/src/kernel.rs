@@ -148,10 +148,7 @@ impl Kernel {
                     .folders
                     .first()
                     .context("a module needs a source folder")?;
-                let strict: &[&str] = match KnownVersions::read(repo)?.has_kernel(&self.release) {
-                    true => &["W=1", "KCFLAGS=-Werror"],
-                    false => &[],
-                };
+                let strict = strict(&KnownVersions::read(repo)?, &self.release);
                 self.make(root, &to.join(main), strict)?;
                 step.done();
                 Ok(())
@@ -206,6 +203,14 @@ impl Kernel {
         let module = fs::read(dir.join("module.ko"))?;
         ensure!(!module.is_empty(), "module {path} is empty");
         Ok(module)
+    }
+}
+
+/// What makes warnings of modules for this kernel errors, if the lab has run it.
+fn strict(known: &KnownVersions, release: &str) -> &'static [&'static str] {
+    match known.has_kernel(release) {
+        true => &["W=1", "KCFLAGS=-Werror"],
+        false => &[],
     }
 }
 
@@ -291,4 +296,19 @@ pub fn files_below(dir: &Path) -> Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: a module's warnings are errors with the kernels alone that the lab has run.
+    use super::*;
+
+    #[test]
+    fn an_unknown_kernels_warnings_are_no_errors() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let known = KnownVersions::read(&repo).unwrap();
+        let release = format!("{}+deb13-arm64", known.linux[0]);
+        assert_eq!(strict(&known, &release), ["W=1", "KCFLAGS=-Werror"]);
+        assert_eq!(strict(&known, "99.1+deb13-arm64"), [""; 0]);
+    }
 }

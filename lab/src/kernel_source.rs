@@ -24,6 +24,7 @@ const FILES: &[&str] = &[
 
 /// The folder with those files.
 pub fn unpacked(cache: &Cache, root: &Root) -> Result<PathBuf> {
+    root.require(&[&root.source_package()])?;
     let mut parts = vec![root.id()];
     parts.extend(FILES.iter().map(|&file| file.to_owned()));
     let key = key(parts.iter().map(String::as_bytes));

@@ -36,6 +36,7 @@ impl MadeUp {
             wanted: WantedPackages {
                 by_all: libraries(),
                 by_tests: Vec::new(),
+                unpacked: Vec::new(),
             },
         };
         archive.kernel(1, KERNEL, "7.3.4-1", &ARCHITECTURES);
@@ -70,7 +71,8 @@ impl MadeUp {
         }
     }
 
-    /// The packages of a kernel for these architectures; headers' programs are amd64's always.
+    /// The packages of a kernel for these architectures; headers' programs are amd64's always, and
+    /// its source is for all.
     pub fn kernel(
         &mut self,
         suite: usize,
@@ -78,7 +80,14 @@ impl MadeUp {
         version: &'static str,
         architectures: &[&'static str],
     ) {
-        self.add(suite, &format!("linux-kbuild-{release}"), version, "amd64");
+        let common = format!("linux-headers-{release}-common");
+        let needs_common = format!("Depends: {common} (= {version})\n");
+        self.of_kernel(suite, &common, version, ("all", "Multi-Arch: foreign\n"));
+        let kbuild = format!("linux-kbuild-{release}");
+        self.of_kernel(suite, &kbuild, version, ("amd64", ""));
+        let numbers: Vec<&str> = release.splitn(3, '.').collect();
+        let source = format!("linux-source-{}.{}", numbers[0], numbers[1]);
+        self.of_kernel(suite, &source, version, ("all", ""));
         for (name, architecture) in [
             ("linux-image-{}-arm64", "arm64"),
             ("linux-headers-{}-arm64", "arm64"),
@@ -92,9 +101,38 @@ impl MadeUp {
             ("linux-modules-{}-rt-amd64", "amd64"),
         ] {
             if architectures.contains(&architecture) {
-                self.add(suite, &name.replace("{}", release), version, architecture);
+                let fields = match name.starts_with("linux-headers") {
+                    true => &needs_common,
+                    false => "",
+                };
+                let name = name.replace("{}", release);
+                self.of_kernel(suite, &name, version, (architecture, fields));
             }
         }
+    }
+
+    fn of_kernel(
+        &mut self,
+        suite: usize,
+        name: &str,
+        version: &'static str,
+        (architecture, fields): (&'static str, &str),
+    ) {
+        let fields = format!("Source: linux\n{fields}");
+        let dummy = (suite, name.to_owned(), version, architecture, fields);
+        self.dummies.push(dummy);
+    }
+
+    /// Has the library of this version depend on its data in that, and adds that for all architectures.
+    pub fn data(&mut self, suite: usize, version: &'static str, of_data: &'static str) {
+        for one in &mut self.dummies {
+            if one.0 == suite && one.1 == "libdummy" && one.2 == version {
+                one.4 += &format!("Depends: dummy-data (= {version})\n");
+            }
+        }
+        let fields = "Source: rusty\nMulti-Arch: foreign\n".to_owned();
+        let data = (suite, "dummy-data".to_owned(), of_data, "all", fields);
+        self.dummies.push(data);
     }
 
     /// Writes packages and lists; its [`Self::sources`].
@@ -107,7 +145,8 @@ impl MadeUp {
                 let place = self.dir.join("dists").join(suite).join(&folder);
                 fs::create_dir_all(&place).unwrap();
                 let of_list = self.dummies.iter();
-                let of_list = of_list.filter(|one| one.0 == number && one.3 == architecture);
+                let of_list =
+                    of_list.filter(|one| one.0 == number && [architecture, "all"].contains(&one.3));
                 let list: String = of_list.map(|one| self.package(one)).collect();
                 fs::write(place.join("Packages"), &list).unwrap();
                 let sum = hex(list.as_bytes());

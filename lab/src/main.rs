@@ -64,6 +64,7 @@ mod taken;
 mod tools;
 mod topology;
 mod tree;
+mod unfetched;
 mod verdict;
 
 use std::path::{Path, PathBuf};

@@ -96,6 +96,7 @@ pub fn checks(cache: &Cache, root: &Root, repo: &Path) -> Result<Vec<TestResult>
         let check = Check {
             name: name.replace(' ', "-"),
             source: EXAMPLES,
+            needs: Vec::new(),
             command: words.into_iter().map(str::to_owned).collect(),
             place: CheckPlace::Checkout(vec![libraries.clone()]),
         };

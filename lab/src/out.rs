@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -17,17 +17,38 @@ use crate::taken::TakenPackage;
 /// The packages of Debian that this run's results come with.
 static TAKEN: OnceLock<Vec<TakenPackage>> = OnceLock::new();
 
+/// Those of trees beside its root.
+static FETCHED: Mutex<Vec<TakenPackage>> = Mutex::new(Vec::new());
+
 /// Tells which packages the results of this run come with.
 pub fn taken(packages: Vec<TakenPackage>) {
     // A process has one root.
     let _ = TAKEN.set(packages);
 }
 
+/// Tells which packages a tree beside the root has, of which a host of this run is made.
+pub fn fetched(packages: Vec<TakenPackage>) {
+    // Nothing panics with this lock.
+    let Ok(mut all) = FETCHED.lock() else { return };
+    for one in packages {
+        if !all.contains(&one) {
+            all.push(one);
+        }
+    }
+}
+
+/// All of them; none before the root's are known.
+fn packages() -> Option<Vec<TakenPackage>> {
+    let mut all = TAKEN.get()?.clone();
+    all.extend(FETCHED.lock().ok()?.iter().cloned());
+    Some(all)
+}
+
 /// Writes an object as JSON, with the build that it is of (`make figures` takes those of one build)
 /// and the packages of Debian that it was made with.
 pub fn write(repo: &Path, name: &str, mut object: Value) -> Result<()> {
     object["build"] = build(repo).into();
-    object["packages"] = serde_json::to_value(TAKEN.get())?;
+    object["packages"] = serde_json::to_value(packages())?;
     text(repo, name, &format!("{object:#}\n"))
 }
 
@@ -37,7 +58,7 @@ pub fn page(repo: &Path, name: &str, html: &str) -> Result<()> {
         let TakenPackage { name, version, .. } = one;
         format!("{name} {version} ({}, {})", one.suite, one.architecture)
     };
-    let Some(packages) = TAKEN.get() else {
+    let Some(packages) = packages() else {
         return text(repo, name, html);
     };
     let lines: Vec<String> = packages.iter().map(line).collect();
@@ -134,12 +155,20 @@ mod tests {
             "name": "make", "version": "4.4.1-2", "suite": "trixie", "architecture": "amd64",
         });
         taken(vec![serde_json::from_value(package.clone()).unwrap()]);
+        let of_tree = json!({
+            "name": "fio", "version": "3.39-1", "suite": "trixie", "architecture": "arm64",
+        });
+        for _ in 0..2 {
+            fetched(vec![serde_json::from_value(of_tree.clone()).unwrap()]);
+        }
         write(&repo, "demo.json", json!({ "wrong": 0 })).unwrap();
-        let expected = json!({ "wrong": 0, "build": build(&repo), "packages": [package] });
+        let all = [package, of_tree];
+        let expected = json!({ "wrong": 0, "build": build(&repo), "packages": all });
         assert_eq!(read(&repo, "demo.json"), expected);
         page(&repo, "ramp.html", "<h1>a</h1>\n</html>\n").unwrap();
         let page = fs::read_to_string(repo.join("out/ramp.html")).unwrap();
-        let expected = "<p>Packages of Debian: make 4.4.1-2 (trixie, amd64).</p>\n</html>\n";
+        let expected = "<p>Packages of Debian: make 4.4.1-2 (trixie, amd64); fio 3.39-1 \
+                        (trixie, arm64).</p>\n</html>\n";
         assert_eq!(page, format!("<h1>a</h1>\n{expected}"));
         fs::remove_dir_all(repo).unwrap();
     }

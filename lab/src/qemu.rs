@@ -68,5 +68,6 @@ pub fn add_firmware(archive: &mut Initramfs, cache: &Cache, root: &Root) -> Resu
     let dir = cache.entry("edk2", &key(parts), |to| {
         packages::unpack(root, to, (Arch::Arm64, "EDK2"), &[PACKAGE], &[SLIM])
     })?;
+    packages::note(&dir, &[PACKAGE])?;
     archive.file("lab/firmware", &std::fs::read(dir.join(FIRMWARE))?)
 }

@@ -18,6 +18,7 @@ use crate::choice::{Choice, RootPart};
 use crate::namespace::{self, Users};
 use crate::taken::{self, TakenPackage};
 use crate::tree::{self, RootUse};
+use crate::unfetched::Unfetched;
 
 /// A toolchain root that is ready.
 #[derive(Debug, Clone)]
@@ -63,6 +64,16 @@ impl Root {
     /// Why a part isn't there.
     pub fn lacks(&self, part: RootPart) -> Option<&str> {
         self.choice.lacks.get(&part).map(String::as_str)
+    }
+
+    /// Fails with [`Unfetched`] if one of these packages that only tests need isn't there.
+    pub fn require(&self, packages: &[&str]) -> Result<()> {
+        require(&self.choice, packages)
+    }
+
+    /// The package of the kernel's source.
+    pub fn source_package(&self) -> String {
+        self.choice.source_package()
     }
 
     /// The packages that the lab asks for, as they were taken.
@@ -127,5 +138,32 @@ impl Root {
     /// Runs a command in the root; its output is shown when it fails.
     pub fn run(&self, what: &str, program: &str, args: &[&str]) -> Result<String> {
         child_output::quietly(self.command(program).args(args), what)
+    }
+}
+
+fn require(choice: &Choice, packages: &[&str]) -> Result<()> {
+    let mut lacking = packages.iter().filter_map(|one| choice.absent.get(*one));
+    match lacking.next() {
+        Some(why) => Err(Unfetched(why.clone()).into()),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Promise: what needs a package that isn't there is told why.
+    use super::*;
+
+    #[test]
+    fn a_package_that_is_absent_is_an_unfetched_one() {
+        let why = "sparse:amd64: trixie lacks it";
+        let choice = serde_json::json!({
+            "preferences": "", "kernel": "7.3.4+deb13", "old_kernel": null, "differences": [],
+            "lacks": {}, "absent": { "sparse:amd64": why },
+        });
+        let choice: Choice = serde_json::from_value(choice).unwrap();
+        assert!(require(&choice, &["perl:amd64"]).is_ok());
+        let error = require(&choice, &["perl:amd64", "sparse:amd64"]).unwrap_err();
+        assert!(error.is::<Unfetched>() && error.to_string() == why);
     }
 }

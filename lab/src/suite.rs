@@ -27,10 +27,10 @@ use crate::demo;
 use crate::draws;
 use crate::kernel::Flavor;
 use crate::out;
-use crate::packages::Unfetched;
 use crate::progress::{Step, above};
 use crate::run::Options;
 use crate::set::Set::{self, Instrumented, Long, Short};
+use crate::unfetched::Unfetched;
 use crate::verdict::{Counts, TestResult, Verdict, tell};
 use crate::{shell_check, tools};
 
@@ -216,8 +216,12 @@ impl Boot {
             let host = self.name();
             results.push(json!({ "result": result, "host": host, "later_us": later_us }));
         };
-        if !self.scenarios.is_empty() {
-            match self.draw(artifacts, repo, later_us, self.scenarios) {
+        let rt_app = artifacts.root.require(&[tools::RT_APP]);
+        let (scenarios, lacking) = self.without_rt_app(rt_app.err().map(|why| why.to_string()));
+        lacking.iter().for_each(tell);
+        tried.extend(lacking);
+        if !scenarios.is_empty() {
+            match self.draw(artifacts, repo, later_us, &scenarios) {
                 Ok(outcomes) => {
                     for one in outcomes {
                         one.tried.iter().for_each(tell);
@@ -273,6 +277,18 @@ impl Boot {
         judged.iter().for_each(tell);
         tried.extend(judged);
         (tried, results)
+    }
+
+    /// Its scenarios, without the one that takes rt-app if that isn't there for this reason.
+    fn without_rt_app(&self, lacks: Option<String>) -> (Vec<&'static str>, Option<TestResult>) {
+        let needs = |name: &&str| *name == "rt-app";
+        let mut scenarios = self.scenarios.to_vec();
+        let why = lacks.filter(|_| scenarios.iter().any(needs));
+        let skipped = why.map(|why| {
+            scenarios.retain(|name| !needs(name));
+            TestResult::skipped(format!("lab {}: rt-app", self.name()), why)
+        });
+        (scenarios, skipped)
     }
 
     /// Why its kernels aren't there.
@@ -416,6 +432,20 @@ mod tests {
         let tried = boots::of(Short)[0].tests_of("stats", &report, 1);
         let seen = "each is counted: 3; nothing is left: [\"a file\"]";
         assert_eq!(tried[0].verdict, Verdict::Failed(seen.to_owned()));
+    }
+
+    #[test]
+    fn without_rt_app_its_scenario_alone_is_skipped() {
+        let takes = |boot: &&&Boot| boot.scenarios.contains(&"rt-app");
+        let boots = boots::of(Long);
+        let boot = boots.iter().find(takes).unwrap();
+        let (all, none) = boot.without_rt_app(None);
+        assert!(all == boot.scenarios && none.is_none());
+        let (others, skipped) = boot.without_rt_app(Some("trixie lacks it".to_owned()));
+        assert_eq!(others.len() + 1, all.len());
+        let skipped = skipped.unwrap();
+        assert!(skipped.name.ends_with(": rt-app"), "{skipped:?}");
+        assert_eq!(skipped.verdict, Verdict::Skipped("trixie lacks it".into()));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which packages of Debian the toolchain root is made of, by name, version, suite and architecture:
-//! what a figure's world is.
+//! Which packages of Debian the toolchain root and the trees beside it are made of, by name, version,
+//! suite and architecture: what a figure's world is.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::archive::{ARCHITECTURES, Archive, of};
 use crate::tree::{choice, unpacked, wanted};
 
 /// A package of the tree.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakenPackage {
     /// Of the package.
     pub name: String,
@@ -75,6 +75,24 @@ fn look_up(dir: &Path, all: bool) -> Result<Vec<TakenPackage>> {
     Ok(packages)
 }
 
+/// Those of these packages that a log of mmdebstrap tells of, in lines as
+/// `Get:9 http://a.example/debian trixie/main arm64 fio arm64 3.39-1 [550 kB]`.
+pub fn fetched(log: &str, packages: &[&str]) -> Vec<TakenPackage> {
+    let lines = log.lines().filter(|line| line.starts_with("Get:"));
+    let taken = lines.filter_map(|line| {
+        let mut words = line.split_whitespace().skip(2);
+        let suite = words.next()?.split('/').next()?;
+        let (name, architecture, version) = (words.nth(1)?, words.next()?, words.next()?);
+        packages.contains(&name).then(|| TakenPackage {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            suite: suite.to_owned(),
+            architecture: architecture.to_owned(),
+        })
+    });
+    taken.collect()
+}
+
 /// The version of a package of this tree.
 pub fn version(tree: &Path, package: &str) -> Result<String> {
     let mut installed = installed(tree)?.into_iter();
@@ -114,8 +132,28 @@ pub fn upstream(version: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    //! Promise: a version is told from what Debian adds.
+    //! Promises: a version is told from what Debian adds; a package is found in a log among the lists
+    //! and what it depends on.
     use super::*;
+
+    #[test]
+    fn what_was_fetched_is_told_by_the_log() {
+        let log = "I: fio\nGet:3 http://a.example/debian trixie/main arm64 Packages [9615 kB]\n\
+                   Get:4 http://a.example/debian trixie/main arm64 libfio arm64 1 [1 kB]\n\
+                   Get:5 http://a.example/debian trixie-backports/main arm64 fio arm64 3.39-1 [550 kB]\n\
+                   Get:6 http://a.example/debian trixie/main arm64 efi all 2025.02-8 [1 kB]\n";
+        let taken = |name: &str, version: &str, suite: &str, architecture: &str| TakenPackage {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            suite: suite.to_owned(),
+            architecture: architecture.to_owned(),
+        };
+        let expected = [
+            taken("fio", "3.39-1", "trixie-backports", "arm64"),
+            taken("efi", "2025.02-8", "trixie", "all"),
+        ];
+        assert_eq!(fetched(log, &["fio", "efi", "other"]), expected);
+    }
 
     #[test]
     fn upstream_versions_are_told_from_debians() {

@@ -17,6 +17,8 @@ pub const SHELL: &str = "shell";
 
 /// Its own packages': it is linked with the libraries of each kind of storage.
 pub const FIO: &str = "bin/fio";
+/// The package of a program that each host for arm64 has in the tests.
+pub const RT_APP: &str = "rt-app:arm64";
 /// Of the kernel's own, for a disk of `vcpufreq run`.
 pub const DISK_MODULES: [&str; 2] = ["drivers/virtio/virtio_mmio", "drivers/block/virtio_blk"];
 

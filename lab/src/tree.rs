@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 
 use crate::apt::Apt;
-use crate::archive::{Archive, of};
+use crate::archive::Archive;
 use crate::bootstrap;
 use crate::cache::{Cache, CacheState, key, remove_tree};
 use crate::choice::{Choice, WantedPackages};
@@ -265,7 +265,7 @@ pub fn choice(dir: &Path) -> Result<Choice> {
 
 /// What [`ADD`] unpacks and doesn't install.
 pub fn unpacked(choice: &Choice) -> Vec<String> {
-    let mut packages = owned(PROGRAMS);
+    let mut packages = choice.present(owned(PROGRAMS));
     packages.extend(choice.old_packages());
     packages.extend(choice.x86_packages());
     packages
@@ -282,25 +282,9 @@ fn needed(choice: &Choice) -> Vec<String> {
 
 /// All that is installed for the tests.
 pub fn wanted(choice: &Choice) -> Vec<String> {
-    let source = source(&choice.kernel);
-    [
-        needed(choice),
-        owned(TESTS),
-        choice.rt_packages(),
-        vec![of(&source, "amd64")],
-    ]
-    .concat()
-}
-
-/// The package of the kernel's source: bindings, checkpatch and the kernel's own driver.
-fn source(release: &str) -> String {
-    let mut numbers = release.split('.');
-    let (first, second) = (numbers.next(), numbers.next());
-    format!(
-        "linux-source-{}.{}",
-        first.unwrap_or_default(),
-        second.unwrap_or_default()
-    )
+    let of_tests = [owned(TESTS), vec![choice.source_package()]].concat();
+    let of_tests = choice.present(of_tests);
+    [needed(choice), of_tests, choice.rt_packages()].concat()
 }
 
 fn make(cache: &Cache, to: &Path) -> Result<()> {
@@ -319,7 +303,8 @@ fn make(cache: &Cache, to: &Path) -> Result<()> {
 fn make_of(sources: &[String], mmdebstrap: &Path, to: &Path) -> Result<()> {
     let wanted = WantedPackages {
         by_all: owned(PACKAGES),
-        by_tests: owned(&[TESTS, PROGRAMS].concat()),
+        by_tests: owned(TESTS),
+        unpacked: owned(PROGRAMS),
     };
     let order = PackageOrder {
         sources,
@@ -375,8 +360,23 @@ pub struct PackageOrder<'a> {
     pub installed: &'a dyn Fn(&Choice) -> Vec<String>,
 }
 
-/// Reads the archive, chooses, and does the work; once more if the archive has changed meanwhile, as
-/// it does several times a day.
+/// How apt tells that a file of its lists is gone, or is another one.
+const GONE: [&str; 5] = [
+    "404  Not Found",
+    // Of a mirror that is a folder.
+    "File not found",
+    "Failed to stat - stat (2: No such file or directory)",
+    "Hash Sum mismatch",
+    "File has unexpected size",
+];
+
+fn is_gone(error: &anyhow::Error) -> bool {
+    let text = format!("{error:#}");
+    GONE.iter().any(|words| text.contains(words))
+}
+
+/// Reads the archive, chooses, and does the work; once more if the archive has changed between list and
+/// fetch, as it does several times a day. What fails for another reason would fail again.
 pub fn settle(
     dir: &Path,
     order: &PackageOrder<'_>,
@@ -384,6 +384,7 @@ pub fn settle(
 ) -> Result<Choice> {
     let (before, failed) = match attempt(dir, order, &mut work)? {
         (_, choice, Ok(())) => return Ok(choice),
+        (_, _, Err(error)) if !is_gone(&error) => return Err(error),
         (archive, _, Err(error)) => (archive, error),
     };
     let (archive, choice, result) = attempt(dir, order, &mut work)?;
@@ -407,14 +408,17 @@ fn attempt(
     let step = Step::start("the archive's package lists");
     let archive = Archive::fetch(dir, order.sources)?;
     step.done();
-    let choice = Choice::of(&archive, SUITE, order.wanted)?;
+    let mut choice = Choice::of(&archive, SUITE, order.wanted)?;
     archive.prefer(&choice.preferences)?;
+    let installed = (order.installed)(&choice);
+    let solved = archive.solve(&installed);
+    if solved.is_ok() {
+        choice.solve_tests(&archive, installed, order.wanted);
+    }
     for line in &choice.differences {
         above(|| eprintln!("archive: {line}"));
     }
-    let result = archive
-        .solve(&(order.installed)(&choice))
-        .and_then(|()| work(&archive, &choice));
+    let result = solved.and_then(|()| work(&archive, &choice));
     Ok((archive, choice, result))
 }
 
@@ -427,7 +431,8 @@ fn complete(dir: &Path) -> Result<()> {
         true => "",
         false => &choice.kernel,
     };
-    let programs: Vec<&str> = PROGRAMS
+    let programs = choice.present(owned(PROGRAMS));
+    let programs: Vec<&str> = programs
         .iter()
         .filter_map(|name| name.strip_suffix(":arm64"))
         .collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises, on made-up archives that the real apt reads: what is out of step, missing, gone or newer
-//! than anything known ends with a set that apt's solver takes, or with a line that names it.
+//! than anything known, of one architecture or of what is for all, ends with a set that apt's solver takes, or with a line that names it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, ensure};
 
-use super::{ARCHITECTURES, Archive, Choice, RootPart, WantedPackages};
+use super::{ARCHITECTURES, Archive, Choice, RootPart, WantedPackages, X86_EMULATOR};
 use crate::child_output::output;
 use crate::made_up::{Dummy, KERNEL, MadeUp, SUITES, has_tools, libraries};
 use crate::tree::{PackageOrder, settle};
@@ -20,6 +20,15 @@ impl MadeUp {
         let choice = Choice::of(&archive, SUITES[0], &self.wanted)?;
         archive.prefer(&choice.preferences)?;
         Ok((archive, choice))
+    }
+
+    /// What is left when apt had its word on what the tests need.
+    fn choose_for_tests(&self) -> Choice {
+        let (archive, mut choice) = self.choose().unwrap();
+        let installed = [self.wanted.by_all.clone(), choice.kernel_packages()].concat();
+        archive.solve(&installed).unwrap();
+        choice.solve_tests(&archive, installed, &self.wanted);
+        choice
     }
 
     /// What is chosen, and apt's word on it: the versions of the library that it would install.
@@ -111,6 +120,85 @@ fn an_older_version_that_both_have_comes_before_stable() {
     );
 }
 
+/// It is built by itself, so that it can be older or newer than what depends on it.
+#[test]
+fn what_is_for_all_is_in_step_too() {
+    if !has_tools() {
+        return;
+    }
+    for (of_data, expected) in [("1.9", "1"), ("3", "1"), ("2", "2")] {
+        let mut archive = MadeUp::new(&format!("all-{of_data}"));
+        archive.library(1, "2", &ARCHITECTURES);
+        archive.data(0, "1", "1");
+        archive.data(1, "2", of_data);
+        let (choice, taken) = archive.settled();
+        let data = format!("dummy-data {expected}");
+        let all = both(expected).into_iter().chain([data]);
+        assert_eq!(taken, all.collect(), "{of_data}");
+        let line = format!(
+            "rusty: trixie-backports has 2 for amd64 and arm64, and {of_data} of what is for all; \
+             taken: 1 of trixie"
+        );
+        assert_eq!(choice.differences[0] == line, expected == "1", "{choice:?}");
+        // An older one that is whole comes before stable.
+        archive.library(1, "1.5", &ARCHITECTURES);
+        archive.data(1, "1.5", "1.5");
+        let expected = if expected == "1" { "1.5" } else { expected };
+        let (_, taken) = archive.settled();
+        assert!(taken.is_superset(&both(expected)), "{taken:?}");
+    }
+}
+
+#[test]
+fn a_kernel_without_what_is_for_all_is_not_whole() {
+    if !has_tools() {
+        return;
+    }
+    let mut archive = MadeUp::new("kernel-all");
+    archive.kernel(1, "8.1.2+deb13", "8.1.2-1", &ARCHITECTURES);
+    archive.kernel(0, "6.12.9+deb13", "6.12.9-1", &ARCHITECTURES);
+    archive.kernel(0, "6.12.8+deb13", "6.12.8-1", &ARCHITECTURES);
+    let gone = [
+        "linux-headers-8.1.2+deb13-common",
+        "linux-headers-6.12.9+deb13-common",
+    ];
+    archive.dummies.retain(|one| !gone.contains(&&*one.1));
+    let (choice, _) = archive.settled();
+    assert_eq!(choice.kernel, KERNEL);
+    assert_eq!(choice.old_kernel.as_deref(), Some("6.12.8+deb13"));
+    // No other one, and its versions are named.
+    archive.dummies.retain(|one| !one.1.contains("7.3"));
+    archive
+        .dummies
+        .retain(|one| one.1 != "linux-headers-8.1.2+deb13-amd64");
+    let said = archive.choose().unwrap_err().to_string();
+    let versions = "newest for arm64: 8.1.2+deb13, for amd64: none";
+    assert!(said.contains(versions), "{said}");
+}
+
+#[test]
+fn the_kernels_source_is_of_its_version() {
+    if !has_tools() {
+        return;
+    }
+    let mut archive = MadeUp::new("source");
+    for one in &mut archive.dummies {
+        if one.1 == "linux-source-7.3" {
+            one.2 = "7.3.5-1";
+        }
+    }
+    let (choice, _) = archive.settled();
+    assert_eq!(choice.kernel, KERNEL);
+    let why = &choice.absent["linux-source-7.3:amd64"];
+    let versions = "trixie-backports has it in 7.3.5-1 and Linux for arm64 in 7.3.4-1";
+    assert!(why.ends_with(versions), "{why}");
+    // One that is in step comes before it.
+    archive.kernel(1, "7.2.9+deb13", "7.2.9-1", &ARCHITECTURES);
+    let (choice, _) = archive.settled();
+    assert_eq!(choice.kernel, "7.2.9+deb13");
+    assert!(choice.absent.is_empty(), "{choice:?}");
+}
+
 #[test]
 fn what_one_architecture_lacks_is_named() {
     if !has_tools() {
@@ -134,10 +222,75 @@ fn what_one_architecture_lacks_is_named() {
     archive.wanted = WantedPackages {
         by_all: Vec::new(),
         by_tests: libraries(),
+        unpacked: Vec::new(),
     };
-    let (_, choice) = archive.choose().unwrap();
+    let choice = archive.choose_for_tests();
     let line = &choice.differences[0];
     assert!(line.contains("and trixie has no libdummy for a"), "{line}");
+    assert_eq!(choice.present(libraries()), [""; 0], "{choice:?}");
+}
+
+#[test]
+fn what_only_tests_need_and_cannot_be_installed_is_named() {
+    if !has_tools() {
+        return;
+    }
+    let mut archive = MadeUp::new("tests");
+    for (name, architecture, depends) in [
+        ("good", "amd64", "libdummy"),
+        ("broken", "amd64", "nothing"),
+        ("app", "arm64", "libdummy"),
+        ("broken-app", "arm64", "nothing"),
+    ] {
+        let fields = format!("Depends: {depends}\n");
+        let dummy = (0, name.to_owned(), "1", architecture, fields);
+        archive.dummies.push(dummy);
+    }
+    archive.wanted.by_tests = ["good:amd64", "broken:amd64", "gone:amd64"]
+        .map(Into::into)
+        .into();
+    archive.wanted.unpacked = ["app:arm64", "broken-app:arm64"].map(Into::into).into();
+    let choice = archive.choose_for_tests();
+    let absent: Vec<&str> = choice.absent.keys().map(String::as_str).collect();
+    assert_eq!(absent, ["broken-app:arm64", "broken:amd64", "gone:amd64"]);
+    let line = "broken:amd64: apt can't install what was chosen: broken : Depends: nothing but it is \
+                not installable; tests that need it are skipped";
+    assert!(
+        choice.differences.iter().any(|one| one == line),
+        "{choice:?}"
+    );
+    assert!(
+        choice
+            .differences
+            .iter()
+            .all(|one| one.lines().count() == 1)
+    );
+}
+
+/// The emulator of the guest for x86-64 is as good as that guest; a kernel that can't be installed is
+/// no kernel.
+#[test]
+fn what_a_part_of_the_root_is_made_of_costs_that_part() {
+    if !has_tools() {
+        return;
+    }
+    let mut archive = MadeUp::new("parts");
+    archive.wanted.by_tests = vec![X86_EMULATOR.to_owned()];
+    let rt = archive.dummies.iter_mut();
+    for one in rt.filter(|one| one.1.starts_with("linux-image") && one.1.ends_with("-rt-arm64")) {
+        one.4 += "Depends: nothing\n";
+    }
+    let choice = archive.choose_for_tests();
+    let why = &choice.lacks[&RootPart::X86Guest];
+    assert!(
+        why.starts_with("qemu-system-x86:amd64: trixie and"),
+        "{why}"
+    );
+    assert_eq!(choice.x86_packages(), [""; 0]);
+    let why = &choice.lacks[&RootPart::RtKernel];
+    assert!(why.contains("-rt-arm64:arm64 : Depends: nothing"), "{why}");
+    assert_eq!(choice.rt_packages(), [""; 0]);
+    assert_eq!(choice.kernel, KERNEL);
 }
 
 /// Nobody wants the library by its name.
@@ -238,6 +391,28 @@ fn what_is_gone_between_list_and_fetch_is_looked_for_anew() {
             }
         }
     }
+}
+
+/// As when the disk is full: the same again would take minutes.
+#[test]
+fn what_is_not_gone_is_tried_once() {
+    if !has_tools() {
+        return;
+    }
+    let archive = MadeUp::new("fails");
+    let sources = archive.write();
+    let order = PackageOrder {
+        sources: &sources,
+        wanted: &archive.wanted,
+        installed: &|choice| [libraries(), kernels(choice)].concat(),
+    };
+    let mut tries = 0;
+    let settled = settle(&archive.dir.join("apt"), &order, |_, _| {
+        tries += 1;
+        Err(anyhow!("the disk is full"))
+    });
+    let said = format!("{:#}", settled.unwrap_err());
+    assert_eq!((tries, &*said), (1, "the disk is full"));
 }
 
 fn download(apt: &Archive, to: &Path) -> Result<()> {

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Promises, on a made-up archive that the real apt reads, with a stand-in for mmdebstrap: a tree for
 //! the demo is completed for the tests once, and what was there before is told. One that can't be
-//! completed is made anew, with a line that says why; if that fails, the demo's stays.
+//! completed is made anew, with a line that says why; if that fails, the demo's stays. What only tests
+//! need and the archive lacks is left out, and named.
 
 use std::cell::RefCell;
 use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
+use crate::arch::Arch;
+use crate::boot::HostPart;
 use crate::made_up::{MadeUp, has_tools};
+use crate::tools::RT_APP;
 
 /// Newer than all that have a kernel for x86-64: then none is unpacked.
 const KERNEL: &str = "8.1.2+deb13";
@@ -44,7 +48,6 @@ impl TreeScene {
         let mut archive = MadeUp::new(&format!("tree-{name}"));
         archive.dummies.clear();
         archive.kernel(1, KERNEL, "8.1.2-1", &["arm64"]);
-        archive.add(0, "linux-source-8.1", "1", "amd64");
         for package in [PACKAGES, TESTS, PROGRAMS].concat() {
             let (name, architecture) = package.split_once(':').unwrap();
             // Some are for both.
@@ -149,6 +152,44 @@ fn a_tree_that_has_lost_a_package_is_made_anew() {
 }
 
 #[test]
+fn a_package_that_only_tests_need_may_be_gone() {
+    let Some(mut scene) = TreeScene::new("gone") else {
+        return;
+    };
+    let gone = ["sparse", "rt-app", "linux-source-8.1"];
+    let is_gone = |one: &str| gone.contains(&one);
+    scene.archive.dummies.retain(|one| !is_gone(&one.1));
+    scene.archive.write();
+    let (dir, _) = scene.prepare(RootUse::Tests).unwrap();
+    assert!(dir.join("complete").exists());
+    let choice = choice(&dir).unwrap();
+    let absent: Vec<&str> = choice.absent.keys().map(String::as_str).collect();
+    assert_eq!(
+        absent,
+        ["linux-source-8.1:amd64", "rt-app:arm64", "sparse:amd64"]
+    );
+    let why = "sparse:amd64: trixie and trixie-backports lack it";
+    assert_eq!(choice.absent["sparse:amd64"], why);
+    let line = format!("{why}; tests that need it are skipped");
+    assert!(choice.differences.contains(&line), "{choice:?}");
+    for package in [wanted(&choice), unpacked(&choice)].concat() {
+        assert!(!choice.absent.contains_key(&package), "{package}");
+    }
+    // It was there for the demo, and is gone before the tests first run.
+    let Some(mut scene) = TreeScene::new("gone-later") else {
+        return;
+    };
+    scene.prepare(RootUse::Demo).unwrap();
+    let file = scene.archive.dir.join("sparse_1_amd64.deb");
+    fs::remove_file(file).unwrap();
+    scene.archive.dummies.retain(|one| one.1 != "sparse");
+    scene.archive.write();
+    let (dir, found) = scene.prepare(RootUse::Tests).unwrap();
+    assert_eq!(found, CacheState::Partly);
+    assert!(dir.join("complete").exists());
+}
+
+#[test]
 fn a_tree_that_was_left_half_is_made_anew() {
     let Some(scene) = TreeScene::new("half") else {
         return;
@@ -181,4 +222,31 @@ fn the_demos_tree_stays_if_none_can_be_made() {
     assert!(error.contains("cannot fetch the package lists"), "{error}");
     assert_eq!(scene.found(&[RootUse::Demo]), [CacheState::Filled]);
     assert!(dir.join("mine").exists());
+}
+
+/// A name that no list has would never be missing.
+#[test]
+fn what_hosts_need_is_in_the_lists() {
+    let parts = [HostPart::Qemu, HostPart::Systemd, HostPart::Tools];
+    let needs = parts.iter().flat_map(|part| part.needs(Arch::Arm64));
+    for package in needs.chain([&RT_APP]) {
+        assert!(PROGRAMS.contains(package), "{package}");
+    }
+}
+
+#[test]
+fn what_is_gone_is_told_from_other_failures() {
+    let fetch = "E: Failed to fetch http://a.example/b.deb";
+    for (end, wanted) in [
+        ("404  Not Found [IP: 192.0.2.1 80]", true),
+        ("Hash Sum mismatch", true),
+        (
+            "File has unexpected size (2 != 1). Mirror sync in progress?",
+            true,
+        ),
+        ("Could not connect to a.example", false),
+    ] {
+        let error = anyhow!("{fetch}  {end}").context("cannot make the toolchain root");
+        assert_eq!(is_gone(&error), wanted, "{end}");
+    }
 }

@@ -86,6 +86,7 @@ fn header_names_the_crates_compatible_string() {
     assert!(defines().contains(&("VCPUFREQ_COMPATIBLE", &quoted)));
 }
 
+/// Warnings are shown alone: this is whatever compiler the machine has.
 #[test]
 fn a_c_compiler_agrees() {
     let checks: Vec<String> = rust_constants()
@@ -93,15 +94,7 @@ fn a_c_compiler_agrees() {
         .map(|(name, value)| format!("_Static_assert({name} == {value}, \"{name}\");\n"))
         .collect();
     let mut cc = match Command::new("cc")
-        .args([
-            "-std=c11",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-fsyntax-only",
-            "-xc",
-            "-",
-        ])
+        .args(["-std=c11", "-Wall", "-Wextra", "-fsyntax-only", "-xc", "-"])
         .stdin(Stdio::piped())
         .spawn()
     {
