@@ -14,10 +14,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::arm_check;
 use crate::cache::{Cache, remove_tree};
 use crate::child_output::{self, quietly};
 use crate::cross;
+use crate::debian_check;
 use crate::install_check;
 use crate::progress::{Step, above};
 use crate::publish;
@@ -110,7 +110,7 @@ pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
     root.require(&["debhelper:amd64", "dh-dkms:amd64", "lintian:amd64"])?;
     let crates = cross::crates(&cache, &root, repo)?;
     install_check::prepare(&cache)?;
-    arm_check::prepare(&cache, &root, repo)?;
+    debian_check::prepare(&cache, &root, repo)?;
     let _lock = cache.lock("packages")?;
     cache.require_free(NEEDED_MIB)?;
     let place = cache.folder("packages", "tree")?;
@@ -133,7 +133,7 @@ pub fn make(repo: &Path, twice: bool, release: bool) -> Result<bool> {
     }
     let packages = repo.join("out/packages");
     tried.extend(install_check::check(&cache, &packages)?);
-    tried.extend(arm_check::check(&cache, &builder.root, repo, &packages)?);
+    tried.extend(debian_check::check(&cache, &builder.root, repo, &packages)?);
     if twice || release {
         remove_tree(&builder.place.join("target"))?;
         builder.build()?;

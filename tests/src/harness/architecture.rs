@@ -14,6 +14,8 @@ pub struct Architecture {
     pub machine: &'static str,
     /// Modules beside the lab's cpufreq driver, in this order: of KVM, and the lab's own.
     pub modules: &'static [&'static str],
+    /// KVM's statistic of accesses to devices that userspace has carried out.
+    pub mmio_exits: &'static str,
 }
 
 /// An Arm board, whose kernel has KVM built in.
@@ -24,6 +26,7 @@ pub const HERE: Architecture = Architecture {
     qemu: "/bin/qemu-system-aarch64",
     machine: "virt,gic-version=3",
     modules: &["lab_cpuidle"],
+    mmio_exits: "mmio_exit_user",
 };
 
 /// A PC with AMD's virtualization.
@@ -34,4 +37,5 @@ pub const HERE: Architecture = Architecture {
     qemu: "/bin/qemu-system-x86_64",
     machine: "q35",
     modules: &["irqbypass", "ccp", "kvm", "kvm-amd", "lab_svm"],
+    mmio_exits: "mmio_exits",
 };

@@ -122,8 +122,7 @@ fn protected_vms(facts: &DoctorFacts) -> DoctorFinding {
 /// For a guest that mirrors this host: a vCPU for each CPU, with its table.
 fn paths(facts: &DoctorFacts) -> Vec<DoctorFinding> {
     if facts.arch != "aarch64" {
-        let how = "guests of QEMU share memory, and ring a doorbell for a request";
-        return vec![DoctorFinding::good("path", Path::Shm.to_string(), how)];
+        return vec![shared_memory(facts)];
     }
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     let tables = facts.cpus.policies.iter();
@@ -153,6 +152,24 @@ fn paths(facts: &DoctorFacts) -> Vec<DoctorFinding> {
         .into_iter()
         .filter(|offer| !path::is_by_name_only(offer.path));
     offered.filter_map(finding).collect()
+}
+
+/// The path of QEMU's guests, whose doorbells are ioeventfds.
+fn shared_memory(facts: &DoctorFacts) -> DoctorFinding {
+    let what = Path::Shm.to_string();
+    match facts.live.paths.as_ref().map(|paths| &paths.ioeventfds) {
+        Ok(Ok(())) => {
+            let how = "guests of QEMU share memory, and ring a doorbell for a request";
+            DoctorFinding::good("path", what, how)
+        }
+        Ok(Err(why)) => DoctorFinding::limit(
+            "path",
+            what,
+            format!("{why}: each request of a guest of QEMU leaves the kernel"),
+        )
+        .change("use a kernel with CONFIG_EVENTFD"),
+        Err(why) => DoctorFinding::absent("path", "no", why),
+    }
 }
 
 /// A path that would be better than the one in use.

@@ -115,6 +115,33 @@ fn another_architecture_limits_run_alone() {
     }
 }
 
+/// What KVM was tried with decides, not that this is a PC.
+#[test]
+fn a_pcs_path_is_what_kvm_takes() {
+    let path = |change: &dyn Fn(&mut Live)| {
+        let mut live = live();
+        change(&mut live);
+        let facts = DoctorFacts {
+            live,
+            ..DoctorFacts::read(&good_host().root(), "x86_64", self::live())
+        };
+        let found = findings(&facts).into_iter();
+        let mut found = found.filter(|one| one.subject.starts_with("path"));
+        let one = found.next().expect("a path");
+        assert_eq!(found.next(), None);
+        (one.level, one.what, one.why)
+    };
+    assert_eq!(path(&|_| ()).0, Level::Good);
+    let refused = "KVM refuses ioeventfds (x)";
+    let (level, what, why) = path(&|live| {
+        live.paths.as_mut().unwrap().ioeventfds = Err(refused.to_owned());
+    });
+    assert_eq!((level, &*what), (Level::Limit, "shm"));
+    assert!(why.starts_with(refused), "{why}");
+    let none = path(&|live| live.paths = Err("/dev/kvm: gone".to_owned()));
+    assert_eq!(none, (Level::Absent, "no".into(), "/dev/kvm: gone".into()));
+}
+
 /// There is no device tree to change.
 #[test]
 fn a_pc_gets_no_advice_for_boards() {

@@ -12,6 +12,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use vcpufreq_bench::tracefs::{Instance, TraceLine};
 
+use crate::harness::architecture::HERE;
 use crate::harness::sysfs;
 use crate::harness::vmm::vcpu_name;
 
@@ -37,8 +38,8 @@ pub struct TracedAccesses {
 #[derive(Debug)]
 pub struct Exits {
     trace: Instance,
-    /// KVM's count of MMIO exits to userspace so far.
-    mmio_exit_user: u64,
+    /// KVM's count of such exits so far.
+    counted: u64,
 }
 
 /// What was seen.
@@ -47,8 +48,8 @@ pub struct SeenExits {
     by_address: BTreeMap<u64, TracedAccesses>,
     /// What each thread accessed.
     by_thread: BTreeMap<(String, u64), u64>,
-    /// KVM's count of MMIO exits to userspace meanwhile.
-    pub mmio_exit_user: u64,
+    /// KVM's own count of accesses that it handed to userspace meanwhile.
+    pub counted: u64,
     interrupted: BTreeMap<String, u64>,
     lock_waits: BTreeMap<(String, u64), LockWaits>,
 }
@@ -84,18 +85,15 @@ impl Exits {
         prepare(&trace)?;
         trace.enable(events)?;
         quiet_consoles();
-        let mmio_exit_user = kvm_statistic("mmio_exit_user")?;
+        let counted = kvm_statistic(HERE.mmio_exits)?;
         trace.start()?;
-        Ok(Self {
-            trace,
-            mmio_exit_user,
-        })
+        Ok(Self { trace, counted })
     }
 
     /// What was seen since the start; an error when the trace isn't complete.
     pub fn stop(self) -> Result<SeenExits> {
         quiet_consoles();
-        let mmio_exit_user = kvm_statistic("mmio_exit_user")? - self.mmio_exit_user;
+        let counted = kvm_statistic(HERE.mmio_exits)? - self.counted;
         self.trace.stop()?;
         let lost = self.trace.lost()?;
         ensure!(lost == 0, "{lost} events of the guests' exits are lost");
@@ -107,7 +105,7 @@ impl Exits {
         Ok(SeenExits {
             by_address: counter.by_address,
             by_thread: counter.by_thread,
-            mmio_exit_user,
+            counted,
             interrupted: counter.interrupted,
             lock_waits: counter.lock_waits,
         })
@@ -155,6 +153,11 @@ impl SeenExits {
     /// At all addresses together.
     pub fn all(&self) -> TracedAccesses {
         self.at(0..u64::MAX)
+    }
+
+    /// Whether KVM counts as many exits to userspace as were traced.
+    pub fn agrees(&self) -> bool {
+        self.all().exited == self.counted
     }
 
     /// A row for each address.
@@ -274,7 +277,7 @@ mod tests {
         SeenExits {
             by_address: counter.by_address,
             by_thread: counter.by_thread,
-            mmio_exit_user: 1,
+            counted: 1,
             interrupted: counter.interrupted,
             lock_waits: counter.lock_waits,
         }
@@ -331,5 +334,6 @@ mod tests {
         let accesses = |trapped, exited| TracedAccesses { trapped, exited };
         assert_eq!(seen.at(0xa00_0000..0xa01_0000), accesses(2, 0));
         assert_eq!(seen.all(), accesses(3, 1));
+        assert!(seen.agrees() && !SeenExits { counted: 2, ..seen }.agrees());
     }
 }

@@ -17,6 +17,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use vcpufreq_tests::LabVerdict;
 
+use crate::harness::architecture::HERE;
 use crate::harness::clock::set_hour;
 use crate::harness::frequency::host_runs_at;
 use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
@@ -161,11 +162,11 @@ impl DecidedGuest<'_> {
         self.vm
             .ask(format!("start load periodic {vcpu} 100000 50000"))?;
         let before = stats::of(&self.vm)?;
-        let exits = kvm_statistic("mmio_exit_user")?;
+        let exits = kvm_statistic(HERE.mmio_exits)?;
         for number in 0..CHANGES {
             self.load(["margin", "boost"][usize::from(number % 2 == 1)])?;
         }
-        let exits = kvm_statistic("mmio_exit_user")? - exits;
+        let exits = kvm_statistic(HERE.mmio_exits)? - exits;
         let after = stats::of(&self.vm)?;
         self.vm.ask("stop load")?;
         let of = |stats: &Value| stats["vcpus"][vcpu]["counts"]["requests"].as_u64();

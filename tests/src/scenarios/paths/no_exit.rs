@@ -120,7 +120,7 @@ impl AccessCounts {
             by_other_vcpus: (0..VCPUS_AT_MOST)
                 .map(|vcpu| seen.by_others_than(&format!("vcpu{vcpu}"), base + PAGE * vcpu + 4))
                 .sum(),
-            exits_agree: seen.all().exited == seen.mmio_exit_user,
+            exits_agree: seen.agrees(),
             read_ns: ns.0,
             write_ns: ns.1,
             all: seen.json(),

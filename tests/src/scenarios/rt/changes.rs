@@ -87,7 +87,9 @@ pub(super) fn traced(vm: &mut Vm, vcpus: &[RtVcpu]) -> Result<LabVerdict> {
     let rows = rows.map(|(one, looks)| of_vcpu(one, looks, &device, &seen, &exits));
     let rows = rows.collect::<Result<Vec<_>>>()?;
     let worker = worker(vm, vcpus, &seen)?;
+    let exited = exits.all().exited;
     Ok(LabVerdict::default()
+        .check_eq("KVM counts as many exits", &exits.counted, exited)
         .parts("vcpus", rows)
         .part("worker", worker))
 }

@@ -343,9 +343,12 @@ fn round_robin(plan: &Plan, little: u32, cpu: u32) -> Result<LabVerdict> {
 /// With admission control as it is: in a partition of its own pCPU, and refused without one. A
 /// guest of QEMU's has to have one, whatever its real-time policy.
 fn deadline(plan: &Plan, little: u32, cpu: u32) -> Result<LabVerdict> {
-    let setup = plan
-        .real_time(&[little, cpu])
-        .with(&["--rt", "1=deadline:8000/10000"]);
+    let policies = Policy::all()?;
+    let own = policies.iter().find(|policy| policy.cpus.contains(&cpu));
+    // Of a small CPU the kernel gives out as much less as its capacity is less.
+    let runtime_us = 8000 * own.context("no such CPU")?.capacity / 1024;
+    let policy = format!("1=deadline:{runtime_us}/10000");
+    let setup = plan.real_time(&[little, cpu]).with(&["--rt", &policy]);
     let why = match plan.vmm {
         Vmm::Qemu => "is not set apart",
         Vmm::Vcpufreq | Vmm::Crosvm => "root domain",
@@ -368,7 +371,6 @@ fn deadline(plan: &Plan, little: u32, cpu: u32) -> Result<LabVerdict> {
     let mut vm = boot(plan, &setup)?;
     let scheduling = vm.scheduling(1)?;
     set_governor(&mut vm, 1, "userspace")?;
-    let policies = Policy::all()?;
     ask_for(&mut vm, 1, policies.last().context("no policy")?.min())?;
     let said = vm.quit()?;
     succeeded(&["restore"])?;

@@ -53,7 +53,7 @@ const RECIPE: &str = "1";
 
 /// The system, and where it boots.
 #[derive(Debug)]
-pub struct ArmDebian<'a> {
+pub struct DiskDebian<'a> {
     cache: &'a Cache,
     root: &'a Root,
     repo: &'a Path,
@@ -73,7 +73,7 @@ pub struct Start<'a> {
     pub files: &'a [(String, Vec<u8>)],
 }
 
-impl<'a> ArmDebian<'a> {
+impl<'a> DiskDebian<'a> {
     /// The system in the cache; fetches and makes it when it isn't there.
     pub fn prepare(cache: &'a Cache, root: &'a Root, repo: &'a Path) -> Result<Self> {
         let kernel = Kernel::find(root, Flavor::Standard)?;

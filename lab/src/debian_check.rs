@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use vcpufreq_tests::LabCheck;
 
-use crate::arm_debian::{ArmDebian, Start};
 use crate::artifacts::HOST_MODULES;
 use crate::cache::{Cache, remove_tree};
+use crate::disk_debian::{DiskDebian, Start};
 use crate::kernel::files_below;
 use crate::progress::Step;
 use crate::result_port;
@@ -253,12 +253,12 @@ while read -r _ _ cpu _ asked _ reads _; do [ $asked = $reads ]; done </lab/rows
 
 /// Fetches and installs what the checks need.
 pub fn prepare(cache: &Cache, root: &Root, repo: &Path) -> Result<()> {
-    ArmDebian::prepare(cache, root, repo).map(drop)
+    DiskDebian::prepare(cache, root, repo).map(drop)
 }
 
 /// Tries the packages of this folder.
 pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result<Vec<TestResult>> {
-    let system = ArmDebian::prepare(cache, root, repo)?;
+    let system = DiskDebian::prepare(cache, root, repo)?;
     let name = format!("{}-arm", std::process::id());
     let dir = cache.dir().join("runs").join(name);
     remove_tree(&dir)?;
