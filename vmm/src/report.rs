@@ -229,8 +229,8 @@ mod tests {
         let more = [
             "--initrd",
             "/srv/Jo Doe/acme/initrd",
-            "--disk",
-            "/dev/Doe/x",
+            "--html",
+            "/srv/Doe/x",
             "--out",
             "file",
         ];
@@ -253,7 +253,7 @@ mod tests {
             assert!(private.iter().all(|(text, _)| text != other), "{other}");
         }
         let why = "can't read /srv/Jo Doe/acme/initrd and /srv/Jo Doe/Image, load /Doe/acme.d/a.ko, \
-                   open /dev/Doe/x, make /sys/fs/cgroup/Doe/acme.slice/x in /sys/fs/cgroup/Doe/acme.slice, group in \
+                   open /srv/Doe/x, make /sys/fs/cgroup/Doe/acme.slice/x in /sys/fs/cgroup/Doe/acme.slice, group in \
                    /sys/fs/cgroup/user.slice/user-1000.slice/Doe.scope, below \
                    /sys/fs/cgroup/user.slice/cpu.uclamp.min and /sys/fs/cgroup/vcpufreq.slice";
         let short = "can't read initrd and Image, load a.ko, open x, make CGROUP/x in CGROUP, group in CGROUP, \

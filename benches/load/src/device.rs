@@ -18,6 +18,11 @@ const COUNT: &str = "nr_devices";
 const PARAMETERS: &str = "sys/module/null_blk/parameters";
 const BLOCK: usize = 4096;
 
+/// Whether this program runs in a guest, whose first process it is.
+pub fn in_guest() -> bool {
+    std::process::id() == 1
+}
+
 /// Why reads of the device below `root` don't take what they have to, with what to do; `None` where
 /// they do. Without a device there is nothing to say.
 #[must_use]

@@ -11,8 +11,7 @@ use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use serde_json::Value;
 
-use crate::device::{IO_DEVICE, other_null_blk};
-use crate::init::in_guest;
+use crate::device::{IO_DEVICE, in_guest, other_null_blk};
 use crate::load_log::LoadLog;
 use crate::signals::run_in;
 use crate::work::now_ns;

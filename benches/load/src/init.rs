@@ -13,6 +13,7 @@ use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::answer;
 use crate::commands::answer_commands;
+use crate::device::in_guest;
 use crate::signals::tidy_up_on_signals;
 use crate::teams;
 
@@ -35,11 +36,6 @@ pub fn run() -> ExitCode {
             ExitCode::from(2)
         }
     }
-}
-
-/// Whether this is the first process, which it is in guests alone.
-pub fn in_guest() -> bool {
-    std::process::id() == 1
 }
 
 /// It must not return: the kernel would panic.
