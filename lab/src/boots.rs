@@ -670,11 +670,25 @@ const BOOTS: &[Boot] = &[
         ..boot(Long, 640, "pc", &["flood", "default-run", "qemu-deaths"])
     },
     Boot {
+        sampled: &["rt-guest"],
         arch: X86_64,
         vmm: GuestVmm::Qemu,
         host: Rt,
         guest: Rt,
-        ..boot(Long, 60, "pc", &["rt-settings"])
+        ..boot(Long, 140, "pc", &["rt-settings"]).with(&[GibPage])
+    },
+    Boot {
+        sampled: &["rt-guest"],
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        host: Rt,
+        guest: Rt,
+        ..boot(Long, 140, "hybrid", &["rt-settings"]).with(&[GibPage])
+    },
+    Boot {
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(Long, 70, "pc", &["qemu-service"]).with(&[Systemd])
     },
     boot(Long, 130, "2+2", &["libvirt"]).with(&[Libvirt, Qemu, Systemd]),
     Boot {

@@ -110,6 +110,13 @@ pub fn last_of(policies: &[Policy]) -> Result<(usize, &Policy)> {
     policies.iter().enumerate().next_back().context("no policy")
 }
 
+/// The same of the largest CPUs: on a PC of two kinds these are the first ones.
+pub fn largest_of(policies: &[Policy]) -> Result<(usize, &Policy)> {
+    let largest = policies.iter().enumerate();
+    let largest = largest.max_by_key(|(_, policy)| policy.capacity);
+    largest.context("no policy")
+}
+
 /// Lets load tracking decay: PELT halves each 32 ms.
 pub fn let_load_decay() {
     std::thread::sleep(Duration::from_millis(1000));
