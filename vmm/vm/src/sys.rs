@@ -239,9 +239,9 @@ fn fatal() -> SigAction {
 
 /// While it lives, an access to memory that a protected guest doesn't share ends the process by a line
 /// and exit code 2. The kernel answers such an access by SIGSEGV.
-pub struct NotSharedIsALine(OldActions);
+pub struct UnsharedMemoryGuard(OldActions);
 
-impl NotSharedIsALine {
+impl UnsharedMemoryGuard {
     /// For all memory of a guest; one at a time in a process.
     pub fn watch(memory: &GuestMemoryMmap) -> io::Result<Self> {
         let ends = memory.iter().map(|region| {
@@ -260,7 +260,7 @@ impl NotSharedIsALine {
     }
 }
 
-impl Drop for NotSharedIsALine {
+impl Drop for UnsharedMemoryGuard {
     fn drop(&mut self) {
         DISK_MEMORY
             .iter()

@@ -14,7 +14,7 @@ use super::image::DiskImage;
 use crate::environment::Hooks;
 use crate::layout::{DISK_BASE, DISK_SPI};
 use crate::memory::Memory;
-use crate::sys::NotSharedIsALine;
+use crate::sys::UnsharedMemoryGuard;
 
 /// A disk and its thread.
 pub struct DiskThread {
@@ -63,12 +63,12 @@ impl DiskThread {
         // The number of the only queue.
         vm.register_ioevent(self.disk.notified(), &notify, 0_u32)
             .context("KVM can't connect the disk's queue")?;
-        let not_shared = NotSharedIsALine::watch(memory.map())
+        let guard = UnsharedMemoryGuard::watch(memory.map())
             .context("can't take a signal over for the disk")?;
         self.disk.power_on(memory.map().clone(), interrupt);
         Ok(PoweredDisk {
             disk: &self.disk,
-            _not_shared: not_shared,
+            _guard: guard,
         })
     }
 }
@@ -85,7 +85,7 @@ impl Drop for DiskThread {
 /// the guest's memory can be given back.
 pub struct PoweredDisk<'a> {
     disk: &'a VirtioDisk,
-    _not_shared: NotSharedIsALine,
+    _guard: UnsharedMemoryGuard,
 }
 
 impl Drop for PoweredDisk<'_> {
