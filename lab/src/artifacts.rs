@@ -316,11 +316,7 @@ impl Artifacts {
 
     /// Adds a shell.
     pub fn add_shell(&self, archive: &mut Initramfs, arch: Arch) -> Result<()> {
-        let path = match arch {
-            Arch::Arm64 => "usr/bin/busybox",
-            Arch::X86_64 => "opt/amd64/busybox",
-        };
-        archive.program("bin/busybox", &self.root.dir().join(path))?;
+        archive.program("bin/busybox", &self.root.dir().join(busybox(arch)))?;
         archive.link("bin/sh", "busybox")
     }
 
@@ -338,6 +334,14 @@ impl Artifacts {
 
     fn own_modules(&self, kernel: &Kernel, source: ModuleSource) -> Result<PathBuf> {
         kernel.modules(&self.cache, &self.root, &self.repo, &source)
+    }
+}
+
+/// busybox, linked statically, by its path in the toolchain root.
+pub fn busybox(arch: Arch) -> &'static str {
+    match arch {
+        Arch::Arm64 => "usr/bin/busybox",
+        Arch::X86_64 => "opt/amd64/busybox",
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The packages on a clean Debian system for arm64 that the emulated host boots, with systemd and
-//! apt: they install, DKMS builds the modules, and after another boot the program works as it does
-//! on a board; a purge leaves nothing. After it the archive's program runs.
+//! The packages on a clean Debian system that the emulated host boots, with systemd and apt: they
+//! install, DKMS builds the modules, and after another boot the program works as it does on a board,
+//! or on a PC; a purge leaves nothing. After it the archive's program runs.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use vcpufreq_tests::LabCheck;
 
+use crate::arch::Arch;
 use crate::artifacts::HOST_MODULES;
 use crate::cache::{Cache, remove_tree};
+use crate::choice::RootPart;
 use crate::disk_debian::{DiskDebian, Start};
 use crate::kernel::files_below;
 use crate::progress::Step;
@@ -43,8 +45,7 @@ const INSTALL: [Promise; 3] = [
         "apt installs DKMS, pahole and QEMU",
         "useradd --uid 1000 --create-home --groups kvm board
          apt-get update
-         apt-get install --yes --no-install-recommends dkms pahole qemu-system-arm \
-             device-tree-compiler
+         apt-get install --yes --no-install-recommends dkms pahole $vmms
          ( . /lab/files ) >/var/log/files-before",
     ),
     (
@@ -77,7 +78,7 @@ const USE: [Promise; 8] = [
          chrt -f 99 sh -c 'cd /proc/sys/kernel; f=sched_util_clamp_min_rt_default
              is=$(cat $f); echo $((is - 1)) >$f; echo $is >$f'
          for cpu in 1 2 3; do echo 1 >/sys/devices/system/cpu/cpu$cpu/online; done
-         insmod /lab/modules/lab_cpufreq.ko; insmod /lab/modules/lab_cpuidle.ko
+         . /lab/drivers
          modprobe vcpufreq_host
          systemctl is-system-running --wait || true
          cat /sys/devices/system/cpu/cpufreq/policy*/scaling_governor
@@ -87,7 +88,10 @@ const USE: [Promise; 8] = [
         "doctor is green where a unit has its cgroup",
         "systemd-run --quiet --wait --pipe --slice vcpufreq.slice -p Delegate=cpu sh -c '
              echo max >/sys/fs/cgroup/vcpufreq.slice/cpu.uclamp.min
-             exec vcpufreq doctor'",
+             exec vcpufreq doctor' >/lab/doctor || [ $? = $doctor ]
+         cat /lab/doctor
+         if grep -v -E '^(ok|n/a) ' /lab/doctor | grep -E '^[^ ]' |
+             grep -v '^limit  *architecture '; then exit 1; fi",
     ),
     (
         "demo needs no arguments, and 0 OPPs are wrong",
@@ -106,7 +110,7 @@ const USE: [Promise; 8] = [
          cd /run/user/1000
          XDG_RUNTIME_DIR=/run/user/1000 setpriv --reuid 1000 --regid 1000 --init-groups --inh-caps=-all \
              sh -e -c 'vcpufreq doctor >doctor || [ $? = 1 ]
-                 cat doctor; grep -E \"^[a-z]+ +path +(ioeventfd|exit);\" doctor
+                 cat doctor; grep -E \"^[a-z]+ +path +($path);\" doctor
                  if grep -E \"^limit +(uclamp|cgroup|governor|kvm)\" doctor; then exit 1; fi
                  vcpufreq demo --out demo.json'
          grep -q '\"opps_wrong\": *0' demo.json",
@@ -212,12 +216,12 @@ const PURGE: [Promise; 6] = [
     (
         "the archive's program runs without the packages",
         "mkdir /lab/archive
-         tar -C /lab/archive --strip-components=1 -xf /lab/packages/vcpufreq-*-arm64.tar.xz
+         tar -C /lab/archive --strip-components=1 -xf /lab/packages/vcpufreq-*-$debian.tar.xz
          cd /lab/archive/usr/bin
          ./vcpufreq --version | grep '^vcpufreq [0-9]'
          code=0; ./vcpufreq doctor >/lab/doctor || code=$?
          cat /lab/doctor; [ $code -le 1 ]
-         head -n 1 /lab/doctor | grep -E '^ok +architecture +aarch64; '",
+         head -n 1 /lab/doctor | grep -E \"^$level +architecture +$machine; \"",
     ),
 ];
 
@@ -241,9 +245,10 @@ mknod /lab/guest/dev/console c 5 1
 
 /// A person's command line for QEMU; each OPP has to be what the driver reads.
 const QEMU: &str = r#"
-timeout 300 ${prefix-} qemu-system-aarch64 -machine virt -accel kvm -cpu host -smp 2 -m 256M \
+. /lab/settings
+timeout 300 ${prefix-} $qemu -accel kvm -cpu host -smp 2 -m 256M \
     -name guest,debug-threads=on -kernel /boot/vmlinuz-$(uname -r) -initrd /lab/guest-initrd \
-    -append 'console=ttyAMA0 quiet nokaslr panic=-1' -no-reboot -nic none -nographic "$@" \
+    -append "console=$console quiet nokaslr panic=-1" -no-reboot -nic none -nographic "$@" \
     </dev/null >/lab/guest-said
 tail -n 20 /lab/guest-said
 grep '^@' /lab/guest-said | tr -d '\r' >/lab/rows
@@ -251,42 +256,64 @@ grep '^@' /lab/guest-said | tr -d '\r' >/lab/rows
 while read -r _ _ cpu _ asked _ reads _; do [ $asked = $reads ]; done </lab/rows
 "#;
 
+/// The architectures that the packages are for.
+const ALL: [Arch; 2] = [Arch::Arm64, Arch::X86_64];
+
 /// Fetches and installs what the checks need.
 pub fn prepare(cache: &Cache, root: &Root, repo: &Path) -> Result<()> {
-    DiskDebian::prepare(cache, root, repo).map(drop)
+    let there = ALL.into_iter().filter(|arch| lacks(root, *arch).is_none());
+    for arch in there {
+        DiskDebian::prepare((cache, root), repo, arch)?;
+    }
+    Ok(())
 }
 
-/// Tries the packages of this folder.
+/// Why the lab has no host of this architecture.
+fn lacks(root: &Root, arch: Arch) -> Option<&str> {
+    let parts: &[RootPart] = match arch {
+        Arch::Arm64 => &[],
+        Arch::X86_64 => &[RootPart::X86Guest, RootPart::X86Host],
+    };
+    parts.iter().find_map(|part| root.lacks(*part))
+}
+
+/// Tries the packages of this folder on each architecture.
 pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result<Vec<TestResult>> {
-    let system = DiskDebian::prepare(cache, root, repo)?;
-    let name = format!("{}-arm", std::process::id());
+    let mut tried = Vec::new();
+    for arch in ALL {
+        if let Some(why) = lacks(root, arch) {
+            let skipped = TestResult::skipped(format!("{}: packages", arch.debian()), why);
+            tell(&skipped);
+            tried.push(skipped);
+            continue;
+        }
+        tried.extend(check_on((cache, root), repo, arch, packages)?);
+    }
+    Ok(tried)
+}
+
+/// Tries them on one.
+pub fn check_on(
+    (cache, root): (&Cache, &Root),
+    repo: &Path,
+    arch: Arch,
+    packages: &Path,
+) -> Result<Vec<TestResult>> {
+    let system = DiskDebian::prepare((cache, root), repo, arch)?;
+    let debian = arch.debian();
+    let name = format!("{}-{debian}", std::process::id());
     let dir = cache.dir().join("runs").join(name);
     remove_tree(&dir)?;
     fs::create_dir_all(&dir)?;
     let disk = system.copy(&dir)?;
-    let mut files = vec![
-        ("lab.service".to_owned(), system.own("lab.service")?),
-        ("check".to_owned(), system.own("check")?),
-        ("guest-init".to_owned(), system.own("guest-init")?),
-        ("make-guest".to_owned(), MAKE_GUEST.into()),
-        ("qemu".to_owned(), QEMU.into()),
-        ("files".to_owned(), FILES.into()),
-    ];
-    add_folder(&mut files, packages, "packages", |name| {
-        let program = name.starts_with("vcpufreq_") && name.ends_with("_arm64.deb");
-        program || name.ends_with("_all.deb") || name.ends_with("-arm64.tar.xz")
-    })?;
-    let modules = system.kernel().modules(cache, root, repo, &HOST_MODULES)?;
-    add_folder(&mut files, &modules, "modules", |name| {
-        name.ends_with(".ko")
-    })?;
+    let files = files(&system, (cache, root), repo, packages)?;
     let boots = [
         ("install", INSTALL.to_vec()),
         ("use and purge", [&USE[..], &PURGE].concat()),
     ];
     let mut tried = Vec::new();
     for (what, promises) in boots {
-        let step = Step::start(format!("packages on Debian trixie for arm64: {what}"));
+        let step = Step::start(format!("packages on Debian trixie for {debian}: {what}"));
         let mut files = files.clone();
         for (number, (name, script)) in promises.iter().enumerate() {
             let text = format!("# {name}\n{script}\n");
@@ -294,7 +321,6 @@ pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result
         }
         let start = Start {
             program: "/sbin/init",
-            topology: "2+2",
             files: &files,
         };
         let outcome = system.boot((&disk, &dir), start, AT_MOST, &step)?;
@@ -306,7 +332,7 @@ pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result
             outcome.console.display()
         );
         for line in results {
-            let one = read(line)?;
+            let one = read(line, debian)?;
             tell(&one);
             tried.push(one);
         }
@@ -315,10 +341,52 @@ pub fn check(cache: &Cache, root: &Root, repo: &Path, packages: &Path) -> Result
     Ok(tried)
 }
 
-fn read(line: &str) -> Result<TestResult> {
+/// What the host has of this at `/lab`.
+fn files(
+    system: &DiskDebian<'_>,
+    (cache, root): (&Cache, &Root),
+    repo: &Path,
+    packages: &Path,
+) -> Result<Vec<(String, Vec<u8>)>> {
+    let kernel = system.kernel();
+    let mut files = vec![
+        ("lab.service".to_owned(), system.own("lab.service")?),
+        ("check".to_owned(), system.own("check")?),
+        ("guest-init".to_owned(), system.own("guest-init")?),
+        ("make-guest".to_owned(), MAKE_GUEST.into()),
+        ("qemu".to_owned(), QEMU.into()),
+        ("files".to_owned(), FILES.into()),
+        ("drivers".to_owned(), drivers(system)?.into()),
+    ];
+    let debian = kernel.arch.debian();
+    let (program, archive) = (format!("_{debian}.deb"), format!("-{debian}.tar.xz"));
+    add_folder(&mut files, packages, "packages", |name| {
+        let program = name.starts_with("vcpufreq_") && name.ends_with(&program);
+        program || name.ends_with("_all.deb") || name.ends_with(&archive)
+    })?;
+    let modules = kernel.modules(cache, root, repo, &HOST_MODULES)?;
+    add_folder(&mut files, &modules, "modules", |name| {
+        name.ends_with(".ko")
+    })?;
+    Ok(files)
+}
+
+/// Loads what a real machine has of its own: its clocks, and what its KVM needs in the emulator.
+fn drivers(system: &DiskDebian<'_>) -> Result<String> {
+    let load = |name: &str, options: &str| format!("insmod /lab/modules/{name}.ko {options}\n");
+    Ok(match system.kernel().arch {
+        Arch::Arm64 => load("lab_cpufreq", "") + &load("lab_cpuidle", ""),
+        Arch::X86_64 => {
+            let clocks = format!("'{}'", system.topology()?.parameter());
+            load("lab_cpufreq", &clocks) + "modprobe kvm-amd\n" + &load("lab_svm", "")
+        }
+    })
+}
+
+fn read(line: &str, debian: &str) -> Result<TestResult> {
     let check: LabCheck =
         serde_json::from_str(line.trim()).with_context(|| format!("result line '{line}'"))?;
-    let name = format!("arm64: {}", check.name);
+    let name = format!("{debian}: {}", check.name);
     Ok(TestResult::new(name, check.held, || check.seen))
 }
 

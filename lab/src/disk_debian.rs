@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A clean Debian system for arm64 on a disk, with systemd and the kernel that the lab boots, and a
-//! second disk with the packages that apt finds there: what a host has before this project's
-//! packages are installed.
+//! A clean Debian system on a disk, with systemd and the kernel that the lab boots, and a second disk
+//! with the packages that apt finds there: what a host has before this project's packages are
+//! installed.
 //!
-//! This machine can't run the packages' scripts. So the packages are unpacked here, the emulated host
-//! configures them, once, and the cache keeps the disk.
+//! This machine can't run the packages' scripts for arm64, and isn't what those for amd64 expect. So
+//! the packages are unpacked here, the emulated host configures them, once, and the cache keeps the
+//! disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::arch::Arch;
+use crate::artifacts::busybox;
 use crate::boot::{DEFAULT_CPU, DEFAULT_GIC};
 use crate::cache::{Cache, key};
 use crate::child_output;
@@ -32,8 +34,9 @@ const SYSTEM: [&str; 3] = [
     "?priority(required)",
     "apt,systemd-sysv,udev,dbus,kmod",
 ];
-/// What the project's packages depend on, and VMMs for `serve`: apt takes of these what it needs.
-const OFFERED: &str = "dkms pahole gcc make qemu-system-arm device-tree-compiler";
+/// Two CPUs of each kind with a clock for both. On a clock of one CPU schedutil holds what another
+/// task has raised the frequency to, while the vCPU is busy.
+const TOPOLOGY: &str = "2+2";
 /// This checkout's part.
 const FOLDER: &str = "lab/debian";
 /// For a root file system on a disk, of the kernel's own.
@@ -67,16 +70,21 @@ pub struct DiskDebian<'a> {
 pub struct Start<'a> {
     /// Its first program, by its path on the disk or below `/lab`.
     pub program: &'a str,
-    /// Its CPUs, as a topology's name.
-    pub topology: &'a str,
     /// Files below `/lab`: name and content.
     pub files: &'a [(String, Vec<u8>)],
 }
 
 impl<'a> DiskDebian<'a> {
     /// The system in the cache; fetches and makes it when it isn't there.
-    pub fn prepare(cache: &'a Cache, root: &'a Root, repo: &'a Path) -> Result<Self> {
-        let kernel = Kernel::find(root, Flavor::Standard)?;
+    pub fn prepare(
+        (cache, root): (&'a Cache, &'a Root),
+        repo: &'a Path,
+        arch: Arch,
+    ) -> Result<Self> {
+        let kernel = match arch {
+            Arch::Arm64 => Kernel::find(root, Flavor::Standard)?,
+            Arch::X86_64 => Kernel::find_x86(cache, root, Flavor::Standard)?,
+        };
         let mut system = Self {
             cache,
             root,
@@ -86,20 +94,33 @@ impl<'a> DiskDebian<'a> {
         };
         let id = root.id();
         let list = SYSTEM.join(" ");
-        let parts = [&*list, OFFERED, &id].map(str::as_bytes);
-        let fetched = cache.entry("debian-arm64-packages", &key(parts), |to| system.fetch(to))?;
-        let mut parts = vec![RECIPE.into(), fetched.display().to_string().into_bytes()];
+        let offered = offered(arch);
+        let parts = [&*list, &offered, &id].map(str::as_bytes);
+        let name = format!("debian-{}", arch.debian());
+        let fetched = cache.entry(&format!("{name}-packages"), &key(parts), |to| {
+            system.fetch(to)
+        })?;
+        let mut parts = vec![
+            RECIPE.into(),
+            fetched.display().to_string().into_bytes(),
+            settings(arch).into_bytes(),
+        ];
         for name in ["init", "make", "second-stage"] {
             parts.push(system.own(name)?);
         }
         let key = key(parts.iter().map(Vec::as_slice));
-        system.disks = cache.entry("debian-arm64", &key, |to| system.make(&fetched, to))?;
+        system.disks = cache.entry(&name, &key, |to| system.make(&fetched, to))?;
         Ok(system)
     }
 
     /// The kernel that it boots.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
+    }
+
+    /// Its CPUs.
+    pub fn topology(&self) -> Result<Topology> {
+        Topology::named(TOPOLOGY, &self.repo.join("lab/topologies"))
     }
 
     /// A copy of the system's disk, in a folder of the cache.
@@ -131,8 +152,7 @@ impl<'a> DiskDebian<'a> {
         limit: Duration,
         step: &Step,
     ) -> Result<EmulatorOutcome> {
-        let topologies = self.repo.join("lab/topologies");
-        let topology = Topology::named(start.topology, &topologies)?;
+        let topology = self.topology()?;
         let board = Board {
             root: self.root,
             cache: self.cache,
@@ -167,7 +187,8 @@ impl<'a> DiskDebian<'a> {
     fn initrd(&self, start: Start<'_>) -> Result<Vec<u8>> {
         let mut archive = Initramfs::new()?;
         archive.program("init", &self.repo.join(FOLDER).join("init"))?;
-        archive.program("bin/busybox", &self.root.dir().join("usr/bin/busybox"))?;
+        let busybox = self.root.dir().join(busybox(self.kernel.arch));
+        archive.program("bin/busybox", &busybox)?;
         archive.link("bin/sh", "busybox")?;
         for path in MODULES {
             let module = self.kernel.own_module(self.cache, self.root, path)?;
@@ -175,6 +196,8 @@ impl<'a> DiskDebian<'a> {
             archive.file(&format!("drivers/{name}.ko"), &module)?;
         }
         archive.file("lab/start", start.program.as_bytes())?;
+        let settings = settings(self.kernel.arch);
+        archive.file("lab/settings", settings.as_bytes())?;
         for (name, bytes) in start.files {
             archive.file(&format!("lab/{name}"), bytes)?;
         }
@@ -194,12 +217,11 @@ impl<'a> DiskDebian<'a> {
         let args = [script.as_str(), &packages, &folder];
         self.root
             .run("making a Debian system's disks", "sh", &args)?;
-        let step = Step::start("Debian for arm64");
+        let step = Step::start(format!("Debian for {}", self.kernel.arch.debian()));
         step.tell("configured in the emulated host, 2 to 5 minutes");
         let files = [("second-stage".to_owned(), self.own("second-stage")?)];
         let start = Start {
             program: "/lab/second-stage",
-            topology: "2+2",
             files: &files,
         };
         let disks = (to.join("system"), to.join("archive"));
@@ -218,24 +240,59 @@ impl<'a> DiskDebian<'a> {
     fn fetch(&self, to: &Path) -> Result<()> {
         self.cache.require_free(NEEDED_MIB)?;
         fs::create_dir(to.join("archives"))?;
-        let release = &self.kernel.release;
+        let Kernel { release, arch, .. } = &self.kernel;
+        let arch = *arch;
         let kernel = format!("linux-image-{release},linux-headers-{release}");
         let names = "cp $1/var/cache/apt/archives/*.deb $1/../archives";
         let base = "cd $1/../archives && ls *.deb | sed 's/_.*//' | sort -u > ../base";
         let offered = format!(
             r#"set -e; export APT_CONFIG=$MMDEBSTRAP_APT_CONFIG; cd $1/../archives
-               apt-get -o Dir::State::status=/dev/null -o APT::Sandbox::User=root -s install {OFFERED} |
+               apt-get -o Dir::State::status=/dev/null -o APT::Sandbox::User=root -s install {} |
                    sed -n 's/^Inst \([^ ]*\) .*/\1/p' |
-                   xargs apt-get -o APT::Sandbox::User=root download"#
+                   xargs apt-get -o APT::Sandbox::User=root download"#,
+            offered(arch)
         );
-        let what = "packages of Debian for arm64 (about 250 MB to fetch)";
+        let what = format!(
+            "packages of Debian for {} (about 250 MB to fetch)",
+            arch.debian()
+        );
         let wanted = [&SYSTEM[..], &[&*kernel]].concat();
         packages::unpack(
             self.root,
             to,
-            (Arch::Arm64, what),
+            (arch, &what),
             &wanted,
             &[names, base, &offered],
         )
     }
+}
+
+/// What the project's packages depend on, and VMMs for `serve`: apt takes of these what it needs.
+fn offered(arch: Arch) -> String {
+    format!("dkms pahole gcc make {}", vmms(arch))
+}
+
+/// Debian's QEMU, and what its guests need beside it.
+fn vmms(arch: Arch) -> &'static str {
+    match arch {
+        Arch::Arm64 => "qemu-system-arm device-tree-compiler",
+        Arch::X86_64 => "qemu-system-x86",
+    }
+}
+
+/// What scripts on the host take, beside what they find there.
+fn settings(arch: Arch) -> String {
+    let (console, port, machine, path, doctor) = match arch {
+        Arch::Arm64 => ("ttyAMA0", "ttyAMA1", "virt", "ioeventfd|exit", "0 level=ok"),
+        // Its first line names run as what it lacks.
+        Arch::X86_64 => ("ttyS0", "ttyS1", "q35", "shm", "1 level=limit"),
+    };
+    format!(
+        "export debian={} machine={} console={console} port=/dev/{port} vmms='{}'\n\
+         export qemu='{} -machine {machine}' path='{path}' doctor={doctor}\n",
+        arch.debian(),
+        arch.machine(),
+        vmms(arch),
+        arch.qemu(),
+    )
 }

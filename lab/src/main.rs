@@ -142,6 +142,9 @@ enum LabCommand {
         /// The same, if no crate has a known vulnerability
         #[arg(long)]
         release: bool,
+        /// Make none: try those in out/packages, on the emulated Debian of this architecture
+        #[arg(long, value_enum, value_name = "ARCH", conflicts_with_all = ["check", "release"])]
+        only_try: Option<Arch>,
     },
     /// Boot the emulated host with a console on this terminal (Ctrl-A x ends it)
     Shell(run::Options),
@@ -168,8 +171,16 @@ fn dispatch(command: LabCommand) -> Result<bool> {
         .map(PathBuf::from)
         .unwrap_or_default();
     out::build(&repo);
-    if let LabCommand::Packages { check, release } = command {
-        return debs::make(&repo, check, release);
+    if let LabCommand::Packages {
+        check,
+        release,
+        only_try,
+    } = command
+    {
+        return match only_try {
+            Some(arch) => debs::only_try(&repo, arch),
+            None => debs::make(&repo, check, release),
+        };
     }
     let for_use = match command {
         LabCommand::Demo {

@@ -248,7 +248,6 @@ impl Options {
             (self.cpu != DEFAULT_CPU, "--cpu"),
             (self.gic != DEFAULT_GIC, "--gic 2"),
             (self.crosvm.is_some(), "--crosvm"),
-            (self.packaged, "--packaged"),
         ];
         let given = arm.into_iter().find(|(given, _)| *given);
         match given.filter(|_| self.arch == Arch::X86_64) {
@@ -379,7 +378,7 @@ impl Options {
         });
         let package = self
             .packaged
-            .then(|| unpacked(artifacts, dir))
+            .then(|| unpacked(artifacts, dir, self.arch))
             .transpose()?;
         let parts = self.parts();
         let guest = HostContents {
@@ -452,9 +451,13 @@ fn arm64_program(name: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The contents of the package for arm64, unpacked below `dir`.
-fn unpacked(artifacts: &Artifacts, dir: &Path) -> Result<PathBuf> {
-    let name = format!("vcpufreq_{}_arm64.deb", env!("CARGO_PKG_VERSION"));
+/// The contents of the package for this architecture, unpacked below `dir`.
+fn unpacked(artifacts: &Artifacts, dir: &Path, arch: Arch) -> Result<PathBuf> {
+    let name = format!(
+        "vcpufreq_{}_{}.deb",
+        env!("CARGO_PKG_VERSION"),
+        arch.debian()
+    );
     let made = artifacts.repo().join("out/packages").join(&name);
     // Where the root sees it.
     let archive = dir.join(&name);

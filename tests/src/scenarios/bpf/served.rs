@@ -13,7 +13,7 @@ use vcpufreq_tests::LabVerdict;
 use super::sum::set_governors;
 use crate::harness::leftovers::{bpf_objects, left_soon};
 use crate::harness::load::Load;
-use crate::harness::plan::{Plan, ask_for, first_cpus, last_of, set_governor};
+use crate::harness::plan::{Plan, ask_for, first_cpus, largest_of, set_governor};
 use crate::harness::policy::Policy;
 use crate::harness::stats;
 use crate::harness::vm::{Setup, Vm};
@@ -48,7 +48,7 @@ pub fn run(plan: &Plan) -> Result<LabVerdict> {
 
 fn beside_neighbour(vm: &mut Vm) -> Result<LabVerdict> {
     let policies = Policy::all()?;
-    let (vcpu, policy) = last_of(&policies)?;
+    let (vcpu, policy) = largest_of(&policies)?;
     set_governor(vm, vcpu, "userspace")?;
     let khz = policy.at_least(policy.max() / 4);
     let asked = policy.util(khz);
