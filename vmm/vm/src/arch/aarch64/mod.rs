@@ -148,7 +148,7 @@ impl LinuxGuest<'_> {
 }
 
 /// What a vCPU has of pointer authentication.
-const PTRAUTH: u32 = 1 << KVM_ARM_VCPU_PTRAUTH_ADDRESS | 1 << KVM_ARM_VCPU_PTRAUTH_GENERIC;
+const PTRAUTH: u32 = (1 << KVM_ARM_VCPU_PTRAUTH_ADDRESS) | (1 << KVM_ARM_VCPU_PTRAUTH_GENERIC);
 
 fn init_vcpus(vm: &VmFd, vcpus: &[VcpuFd], protected: bool) -> anyhow::Result<()> {
     let mut init = kvm_vcpu_init::default();
