@@ -658,6 +658,60 @@ const BOOTS: &[Boot] = &[
         )
         .with(&[Qemu])
     },
+    // bpf-requests and scx-requests count steps of kHz, of which a PC's CPUs have fewer for each clamp;
+    // bpf-sum expects shares of 1024, of which the last CPUs have less.
+    Boot {
+        sampled: &["bpf-dip", "bpf-served", "scx-fallback"],
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(
+            Long,
+            480,
+            "hybrid",
+            &[
+                // Before any that mounts bpffs.
+                "scx-service",
+                "bpf-page",
+                "bpf-arithmetic",
+                "bpf-kfunc-refused",
+                "bpf-limits",
+                "bpf-meddling",
+                "bpf-two-vms",
+                "bpf-shared",
+                "bpf-calls",
+                "bpf-ends",
+                "bpf-kill",
+                "scx-races",
+                "scx-deaths",
+            ],
+        )
+        .with(&[Qemu])
+    },
+    // bpf-calls, scx-races and scx-deaths need two CPUs with one clock. For bpf-dip, schedutil holds the
+    // frequency of a CPU with its own. scx-service has not ended there, in two draws of 400 s.
+    Boot {
+        sampled: &["bpf-served", "bpf-sum", "scx-fallback"],
+        arch: X86_64,
+        vmm: GuestVmm::Qemu,
+        ..boot(
+            Long,
+            380,
+            "pc",
+            &[
+                "bpf-page",
+                "bpf-arithmetic",
+                "bpf-kfunc-refused",
+                "bpf-limits",
+                "bpf-meddling",
+                "bpf-two-vms",
+                "bpf-shared",
+                "bpf-ends",
+                "bpf-kill",
+                "qemu",
+            ],
+        )
+        .with(&[Qemu])
+    },
     Boot {
         arch: X86_64,
         vmm: GuestVmm::Qemu,
