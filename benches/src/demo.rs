@@ -19,7 +19,7 @@ use vcpufreq_host::{HostCpus, HostRoot, PolicyFloor, Reserved, effective_clamp, 
 use crate::args::GuestArgs;
 use crate::findings::{Findings, LACKS, lacks, print, write};
 use crate::freq_limits::FreqLimits;
-use crate::guest::{Guest, LIMITS, keep_aside};
+use crate::guest::{Guest, LIMITS, keep_on};
 use crate::load_client::LoadClient;
 use crate::machine::{BenchMachine, Cluster};
 use crate::undo;
@@ -191,7 +191,7 @@ fn sweep(
     if let Some(other) = machine.aside_of(pcpu) {
         let own = [std::process::id()];
         // Where a cpuset forbids that, a row takes more tries.
-        let _ = keep_aside(guest.processes.iter().copied().chain(own), other);
+        let _ = keep_on(guest.processes.iter().copied().chain(own), &[other]);
     }
     request_by_userspace(&mut guest.console, vcpu)?;
     let floor = floors.iter().find(|floor| floor.cpus.contains(pcpu));

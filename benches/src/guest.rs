@@ -253,21 +253,21 @@ fn mem_mib(machine: &BenchMachine) -> &'static str {
     if machine.guest.disk { "512" } else { "256" }
 }
 
-/// Binds the threads of processes to a CPU, but for those of vCPUs: what they do is a load that
-/// governors answer. A thread that ends meanwhile, as that of a stats request, does nothing more.
-pub fn keep_aside(processes: impl IntoIterator<Item = u32>, cpu: u32) -> Result<()> {
+/// Binds the threads of processes to these CPUs, but for those of vCPUs. A thread that ends meanwhile,
+/// as that of a stats request, does nothing more.
+pub fn keep_on(processes: impl IntoIterator<Item = u32>, cpus: &[u32]) -> Result<()> {
     for pid in processes {
         for (tid, name) in threads(pid)? {
             if !runs_vcpu(&name) {
-                pin_living(tid, cpu)?;
+                pin_living(tid, cpus)?;
             }
         }
     }
     Ok(())
 }
 
-fn pin_living(tid: i32, cpu: u32) -> Result<()> {
-    match pin_thread(tid, &[cpu]) {
+fn pin_living(tid: i32, cpus: &[u32]) -> Result<()> {
+    match pin_thread(tid, cpus) {
         Err(error) if error.downcast_ref() == Some(&Errno::ESRCH) => Ok(()),
         bound => bound,
     }
@@ -325,8 +325,8 @@ mod tests {
         let mut child = Command::new("true").spawn().unwrap();
         let tid = i32::try_from(child.id()).unwrap();
         child.wait().unwrap();
-        pin_living(tid, 0).unwrap();
-        assert!(pin_living(0, 1023).is_err());
+        pin_living(tid, &[0]).unwrap();
+        assert!(pin_living(0, &[1023]).is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use vcpufreq_load::work::now_ns;
 use crate::args::BenchArgs;
 use crate::cycles::ALL_WORK;
 use crate::freq_limits::FreqLimits;
-use crate::guest::{Guest, keep_aside};
+use crate::guest::{Guest, keep_on};
 use crate::load_client::LoadClient;
 use crate::load_log::{Mark, frames, marks};
 use crate::machine::{BenchMachine, Cluster};
@@ -91,7 +91,7 @@ impl<'a> Session<'a> {
         trace: &RepeatTrace,
         progress: &mut Progress,
     ) -> Result<Vec<Observed>> {
-        self.keep_aside(scenario.aside(self.machine))?;
+        self.keep_aside(scenario)?;
         self.write_in_guest(scenario, |[path, during, _]| (path, during))?;
         let _held = FreqLimits::frequencies(scenario, self.machine)?;
         let mut observed = (0..progress.repeats_of(scenario))
@@ -117,7 +117,7 @@ impl<'a> Session<'a> {
     /// CPU time that a scenario's job takes with all pCPUs at their highest frequency, in µs.
     pub fn job_us(&mut self, scenario: &Scenario, trace: &RepeatTrace) -> Result<u64> {
         let at_top = scenario.at_top();
-        self.keep_aside(at_top.aside(self.machine))?;
+        self.keep_aside(&at_top)?;
         // A guest that has just booted still does other work, which would count as the machine's own.
         self.settle(scenario)?;
         let _held = FreqLimits::frequencies(&at_top, self.machine)?;
@@ -380,13 +380,21 @@ impl<'a> Session<'a> {
         self.machine.clusters.iter().map(of).collect()
     }
 
-    /// Binds this program, the VMM but its vCPUs, and the load programs' first threads to a CPU.
-    fn keep_aside(&self, cpu: u32) -> Result<()> {
+    /// Binds this program, the VMM but its vCPUs, and the load programs' first threads to a CPU: what
+    /// they do is a load that governors answer. A VMM that carries a disk's requests out is part of what
+    /// is measured, and runs where the host chooses.
+    fn keep_aside(&self, scenario: &Scenario) -> Result<()> {
+        let aside = [scenario.aside(self.machine)];
+        let anywhere = self.machine.cpus();
+        let of_guests = match scenario.needs_disk() {
+            true => &anywhere[..],
+            false => &aside[..],
+        };
         let guests = [&self.guest, &self.second].into_iter().flatten();
-        let guests = guests.flat_map(|guest| guest.processes.clone());
+        keep_on(guests.flat_map(|guest| guest.processes.clone()), of_guests)?;
         let hosts = self.second_host.iter().map(LoadClient::pid);
         let own = [std::process::id(), self.host.pid()];
-        keep_aside(guests.chain(hosts).chain(own), cpu)
+        keep_on(hosts.chain(own), &aside)
     }
 
     /// What to add to the load's clock for the host's, and how far that can
