@@ -104,17 +104,19 @@ fn check_crosvm(pid: u32, words: &[OsString], tree: &Path) -> anyhow::Result<()>
     }
     bail!(
         "its guest has no registers of {}; give crosvm the --device-tree-overlay that vcpufreq dt \
-         makes of the same tree by --format dtbo",
+         makes of the same tree by --format dtbo, by its path alone",
         tree.display()
     )
 }
 
-/// The files of `--device-tree-overlay`, as crosvm takes it.
+/// The files of `--device-tree-overlay`, as crosvm takes it, but those with more than a path: `,filter`
+/// and `,select-symbols` leave out what they don't name, the registers too.
 fn overlays(words: &[OsString]) -> Vec<PathBuf> {
     let values = values(words, "--device-tree-overlay").into_iter();
-    let files = values.map(|value| {
-        let path = value.as_bytes().split(|byte| *byte == b',').next();
-        let path = path.unwrap_or_default();
+    let whole = values
+        .map(OsStr::as_bytes)
+        .filter(|value| !value.contains(&b','));
+    let files = whole.map(|path| {
         let path = path.strip_prefix(b"path=").unwrap_or(path);
         PathBuf::from(OsStr::from_bytes(path))
     });
@@ -160,10 +162,10 @@ mod tests {
     fn overlays_are_found_in_each_form() {
         for (line, found) in [
             ("crosvm run --device-tree-overlay /a Image", &["/a"][..]),
-            ("crosvm run --device-tree-overlay=/a,filter", &["/a"]),
+            ("crosvm run --device-tree-overlay=/a,filter", &[]),
             (
-                "crosvm run --device-tree-overlay path=a,filter --device-tree-overlay b",
-                &["a", "b"],
+                "crosvm run --device-tree-overlay path=a --device-tree-overlay b,filter=true",
+                &["a"],
             ),
             ("crosvm run --device-tree-overlay", &[]),
             ("crosvm run --device-tree-overlays=/a", &[]),
