@@ -230,17 +230,13 @@ impl Scenario {
     /// Why it can't be measured here, with what to do; `None` where it can. A guest of the host's own
     /// parts has no rt-app.
     pub fn lacks(&self, guest_of_host: bool) -> Option<String> {
-        let steps = self.steps.iter().chain(&self.beside);
-        let mut words = steps.flat_map(|steps| steps.split_whitespace());
         let is = |names: &[&str], word: &str| names.iter().any(|name| word.starts_with(name));
-        if words
-            .clone()
-            .any(|word| is(&["{duties/", "{edges/", "rt-app"], word))
-            && guest_of_host
-        {
+        let rt_app = ["{duties/", "{edges/", "rt-app"];
+        if guest_of_host && self.words().any(|word| is(&rt_app, word)) {
             return Some("its guest needs rt-app in a ramdisk (--kernel, --initrd)".to_owned());
         }
-        let io = words.any(|word| is(&["io=", "requests=", "disk=", "fio="], word));
+        let io = ["io=", "requests=", "disk=", "fio="];
+        let io = self.words().any(|word| is(&io, word));
         match Path::new(IO_DEVICE).exists() {
             _ if !io => None,
             true => other_null_blk(Path::new("/")),
@@ -252,9 +248,13 @@ impl Scenario {
 
     /// Whether its guests need a disk.
     pub fn needs_disk(&self) -> bool {
+        self.words().any(|word| word.starts_with("fio="))
+    }
+
+    /// All steps of its loads.
+    fn words(&self) -> impl Iterator<Item = &str> {
         let steps = self.steps.iter().chain(&self.beside);
-        let mut words = steps.flat_map(|steps| steps.split_whitespace());
-        words.any(|word| word.starts_with("fio="))
+        steps.flat_map(|steps| steps.split_whitespace())
     }
 
     /// Whether a name is the scenario's, or with a point and the case's this case's.

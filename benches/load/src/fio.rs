@@ -73,8 +73,8 @@ impl FioJob {
             take_interrupts().context("the interrupts of the guest's disk")?;
         }
         let mut fio = Command::new("fio");
-        fio.args(self.options(device(in_guest())?, count))
-            .current_dir("/");
+        let device = device(Path::new("/"), in_guest())?;
+        fio.args(self.options(device, count)).current_dir("/");
         let read = |output: &Output| {
             let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
             ensure!(
@@ -149,15 +149,15 @@ impl FioJob {
 
 /// What requests go to. A host may have a disk of its own by the name that a guest's has: it is not
 /// touched.
-fn device(in_guest: bool) -> Result<&'static str> {
+fn device(root: &Path, in_guest: bool) -> Result<&'static str> {
     if in_guest {
         ensure!(
-            Path::new(DISK).exists(),
+            root.join(DISK.trim_start_matches('/')).exists(),
             "the guest has no {DISK}: its kernel needs virtio_blk, built in or by --guest-module"
         );
         return Ok(DISK);
     }
-    let other = other_null_blk(Path::new("/"));
+    let other = other_null_blk(root);
     ensure!(other.is_none(), "{}", other.unwrap_or_default());
     Ok(IO_DEVICE)
 }
@@ -200,6 +200,7 @@ mod tests {
     //! Promises: a job is one that fio knows, and its report is read; a mark is where fio began; no
     //! request goes to a disk of the host's, nor in a guest to anything but its disk.
     use super::*;
+    use crate::device::NULL_BLK;
 
     const REPORT: &str = r#"fio: a note
         { "fio version": "fio-3.39", "jobs": [ { "jobname": "before" },
@@ -223,8 +224,20 @@ mod tests {
 
     #[test]
     fn a_hosts_own_disk_gets_no_request() {
-        assert!(device(false).map_or(true, |path| path == IO_DEVICE));
-        assert!(device(true).map_or(true, |path| path == DISK));
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let file = root.path().join(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        for option in NULL_BLK.split_whitespace() {
+            let (name, value) = option.split_once('=').unwrap();
+            write(&format!("sys/module/null_blk/parameters/{name}"), value);
+        }
+        assert!(device(root.path(), true).is_err());
+        write("dev/vda", "");
+        assert_eq!(device(root.path(), false).unwrap(), IO_DEVICE);
+        assert_eq!(device(root.path(), true).unwrap(), DISK);
     }
 
     #[test]
