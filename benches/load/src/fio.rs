@@ -69,11 +69,11 @@ impl FioJob {
     /// Does so many requests; marks their `start` and `end`, as fio tells them.
     pub fn carry_out(&self, log: &mut LoadLog, count: u64) -> Result<()> {
         let dir = std::env::temp_dir().join(format!("vcpufreq-load-{}", std::process::id()));
+        let device = device(Path::new("/"), in_guest())?;
         if in_guest() {
             take_interrupts().context("the interrupts of the guest's disk")?;
         }
         let mut fio = Command::new("fio");
-        let device = device(Path::new("/"), in_guest())?;
         fio.args(self.options(device, count)).current_dir("/");
         let read = |output: &Output| {
             let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
